@@ -19,8 +19,8 @@ from report import Bar, report
 
 import regatta.pack
 from regatta.pack.checks import check_steps
-from regatta.pack.member_state import changing_tensors, first_difference
 from regatta.pack.stacked import stacked_tier
+from regatta.pack.state.member_state import changing_tensors, first_difference
 
 MEMBERS, STEPS, TURNS = 32, 50, 15
 ALONE = {1: "one after another, 1 thread", 2: "one after another, 2 threads"}

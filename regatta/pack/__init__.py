@@ -3,11 +3,9 @@
     pack.py          Pack: load, train, free, plan
     member.py        one model in a pack: its position in the data, its losses, its costs
     device_data.py   the data, on the device once for all members
-    randomness.py    each member's own random streams
-    member_state.py  all tensors that a step may change: copied, written back, compared bit for bit
+    state/           what a step may change: tensors, hyperparameters, Python values, random streams
     fingerprint.py   which members have the same structure
     checks.py        which later steps are compared with the step alone
-    hyperparameters.py   what parameter groups hold, and what schedules make of it
     rates.py         measured times, kept by fingerprint
     memory.py        what a member needs on the device, and what fits
 

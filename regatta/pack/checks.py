@@ -15,11 +15,12 @@ MEMBER_STEPS_PER_CHECK = 10_000  # for each further member that is compared
 
 
 def check_steps(sizes: Sequence[int], whole: int, epoch_steps: int, draw: random.Random) -> list[int]:
-    """The numbers of the steps that are compared: one of each epoch, and the last. `sizes` are those of the batches."""
+    """The numbers of the steps that are compared: one of each epoch, and the last with each size of batches."""
     block, steps = max(epoch_steps, STEPS_PER_CHECK), len(sizes)
     starts = range(0, steps - STEPS_PER_CHECK, block)
     drawn = [draw.randrange(start, min(start + block, steps)) for start in starts]
-    return sorted({step for last in (*drawn, steps - 1) for step in steps_to_compare(sizes, whole, last)})
+    last_of_sizes = {size: step for step, size in enumerate(sizes)}.values()
+    return sorted({*last_of_sizes, *(step for last in drawn for step in steps_to_compare(sizes, whole, last))})
 
 
 def steps_to_compare(sizes: Sequence[int], whole: int, last: int) -> list[int]:

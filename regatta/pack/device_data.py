@@ -37,6 +37,11 @@ def take_rows(data: Any, indices: torch.Tensor) -> Any:
     return map_leaves(lambda part: part.index_select(0, indices), data)
 
 
+def _versions(data: Any) -> list[int]:
+    """How often tensors were changed in place. Arrays do not count their changes."""
+    return [part._version for part in leaves(data) if isinstance(part, torch.Tensor) and not part.is_inference()]
+
+
 class DeviceData:
     """The data that is on the device now. `generation` changes when captured steps would read a wrong address."""
 
@@ -47,16 +52,17 @@ class DeviceData:
         self.data: Any = None
         self.rows = 0
         self._source: Any = None
+        self._versions: list[int] = []
         self._owned = False
 
     def place(self, source: Any) -> None:
         """Copy data to the device and transform it once, unless it is there already."""
-        if source is self._source:
+        if source is self._source and self._versions == _versions(source):
             return
         placed = to_device(source, self.device)
         if self.transform is not None:
             placed = to_device(self.transform(placed), self.device)
-        self._source, self.rows = source, count_rows(placed)
+        self._source, self._versions, self.rows = source, _versions(source), count_rows(placed)
         if self._owned and self._fits(placed):
             for mine, new in zip(leaves(self.data), leaves(placed), strict=True):
                 mine[: self.rows].copy_(new)

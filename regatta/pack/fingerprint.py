@@ -5,13 +5,18 @@ Objects that cannot be compared count as different, so two members never share a
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules import module as global_modules
 from torch.optim import optimizer as global_optimizers
+
+from regatta.pack.state.python_state import content, is_frozen
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
@@ -46,9 +51,10 @@ def first_hook(member: Member) -> str | None:
     """Where a member has a hook, or None. A hook is code of the host that runs at each step of a plain loop."""
     if any(getattr(member.optimizer, name, None) for name in _OPTIMIZER_HOOKS):
         return "the optimizer"
-    replaced = vars(member.optimizer).get("step")  # PyTorch's schedules wrap it, to warn of a wrong order of calls
-    if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
-        return "the optimizer, in place of its step"
+    for name, value in vars(member.optimizer).items():
+        # PyTorch's schedules wrap `step`, to warn of a wrong order of calls
+        if callable(value) and hasattr(type(member.optimizer), name) and not hasattr(value, "_wrapped_by_lr_sched"):
+            return f"the optimizer, in place of its {name}"
     if any(_GLOBAL_HOOKS):
         return "the process"
     for place, module in member.model.named_modules():
@@ -67,7 +73,15 @@ def step_signature(member: Member) -> tuple[Any, ...]:
 
 
 def structure(module: torch.nn.Module) -> tuple[Any, ...]:
-    """The structure of a module: classes, attributes, shapes."""
+    """The structure of a module: classes, attributes, shapes, and which of its parameters are one and the same."""
+    numbers: dict[int, int] = {}
+    tied = [
+        numbers.setdefault(id(tensor), len(numbers)) for _, tensor in module.named_parameters(remove_duplicate=False)
+    ]
+    return _structure(module), tuple(tied) if len(numbers) < len(tied) else ()
+
+
+def _structure(module: torch.nn.Module) -> tuple[Any, ...]:
     kind = type(module)
     own = {
         name: value
@@ -80,7 +94,7 @@ def structure(module: torch.nn.Module) -> tuple[Any, ...]:
         tuple(sorted((name, _key(value)) for name, value in own.items())),
         tuple((name, _tensor(value)) for name, value in module._parameters.items()),
         tuple((name, _tensor(value)) for name, value in module._buffers.items()),
-        tuple((name, None if part is None else structure(part)) for name, part in module._modules.items()),
+        tuple((name, None if part is None else _structure(part)) for name, part in module._modules.items()),
     )
 
 
@@ -96,8 +110,14 @@ def _key(value: Any) -> Any:
         return type(value).__name__, repr(value)
     if isinstance(value, tuple | list):
         return type(value).__name__, tuple(map(_key, value))
-    if isinstance(value, dict):
-        return "dict", tuple(sorted((repr(name), _key(part)) for name, part in value.items()))
+    if isinstance(value, dict | types.MappingProxyType):
+        return type(value).__name__, tuple(sorted((repr(name), _key(part)) for name, part in value.items()))
+    if isinstance(value, set | frozenset) and all(isinstance(part, _SCALARS) for part in value):
+        return type(value).__name__, tuple(sorted(map(repr, value)))
+    if isinstance(value, enum.Enum):
+        return "enum", id(type(value)), value.name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _dataclass(value)
     if isinstance(value, functools.partial):
         return "partial", _key(value.func), _key(value.args), _key(value.keywords)
     if isinstance(value, types.FunctionType):
@@ -107,5 +127,33 @@ def _key(value: Any) -> Any:
 
 def _function(function: types.FunctionType) -> Any:
     """Two closures of one function are equal if the values that they hold are equal."""
-    held = [cell.cell_contents for cell in function.__closure__ or ()]
-    return "function", id(function.__code__), _key(function.__defaults__), _key(function.__kwdefaults__), _key(held)
+    held = [_key(content(cell)) for cell in function.__closure__ or ()]
+    parts = _key(function.__defaults__), _key(function.__kwdefaults__), _key(vars(function)), tuple(held)
+    return "function", id(function.__code__), id(function.__globals__), *parts
+
+
+_FROZEN: dict[int, tuple[weakref.ref[Any], Any]] = {}  # keys of values that cannot change, such as a network
+
+
+def _dataclass(value: Any) -> Any:
+    """Two instances of a dataclass are equal if their fields are. The key of a frozen one is kept."""
+    known = _FROZEN.get(id(value))
+    if known is not None and known[0]() is value:
+        return known[1]
+    names = [field.name for field in dataclasses.fields(value)]
+    key = "dataclass", id(type(value)), tuple(_key(getattr(value, name)) for name in names)
+    if _never_changes(value):
+        number = id(value)
+        _FROZEN[number] = weakref.ref(value, lambda _: _FROZEN.pop(number, None)), key
+    return key
+
+
+def _never_changes(value: Any) -> bool:
+    if isinstance(value, (*_SCALARS, enum.Enum)):
+        return True
+    if isinstance(value, tuple | frozenset):
+        return all(map(_never_changes, value))
+    if isinstance(value, types.MappingProxyType):  # the dict underneath belongs to it alone
+        return all(map(_never_changes, value.values()))
+    frozen = dataclasses.is_dataclass(value) and is_frozen(value) and hasattr(value, "__weakref__")
+    return frozen and all(_never_changes(getattr(value, field.name)) for field in dataclasses.fields(value))

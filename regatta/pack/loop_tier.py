@@ -11,7 +11,7 @@ import torch
 from regatta.pack import memory
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.member import Indices, Member, Work
-from regatta.pack.member_state import copy_tensors, write_back
+from regatta.pack.state.member_state import copy_tensors, write_back
 from regatta.pack.step import take_step
 
 

@@ -15,7 +15,7 @@ import torch
 
 from regatta.frameworks.torch.framework import needs_closure
 from regatta.pack.fingerprint import step_signature, structure
-from regatta.pack.randomness import Randomness
+from regatta.pack.state.randomness import Randomness
 
 Indices = npt.NDArray[np.int64]
 Order = Callable[[int, int], Sequence[Indices]]  # (rows, epoch) -> the batches of that epoch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regatta.pack.member_state import changing_tensors
+from regatta.pack.state.member_state import changing_tensors
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member

@@ -19,10 +19,10 @@ from regatta.pack.cuda_graphs.optimizers import capturable
 from regatta.pack.device_data import DeviceData
 from regatta.pack.loop_tier import LoopTier
 from regatta.pack.member import Amount, Figures, Indices, Member, Order, Work
-from regatta.pack.member_state import export_member, restore_member
-from regatta.pack.randomness import Randomness
 from regatta.pack.rates import Rates
 from regatta.pack.stacked.stacked_tier import StackedTier
+from regatta.pack.state.member_state import export_member, restore_member
+from regatta.pack.state.randomness import Randomness
 
 Tier = Literal["fused", "graph", "alone"]
 ALL: tuple[Tier, ...] = ("fused", "graph", "alone")
@@ -82,9 +82,7 @@ class Pack:
         self.loop_tier = LoopTier(self.device_data, self.graph_tier.make_room)
         stackable = "fused" in tiers and (self.device.type != "cuda" or numerics == "fast")
         captures = self.graphs if self.device.type == "cuda" else None
-        self.stacked_tier = StackedTier(
-            self.device_data, self.rates, self.loop_tier, numerics == "exact", captures, stackable, seed
-        )
+        self.stacked_tier = StackedTier(self.device_data, self.rates, numerics == "exact", captures, stackable, seed)
 
     def load(
         self,
@@ -113,6 +111,7 @@ class Pack:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; it must be a whole number from 1.")
         _check_parts(model, optimizer)
+        self._check_not_shared(model)
         taken = {member.name for member in self.members}
         name = name if name is not None else next(n for n in self._default_names if n not in taken)
         if name in taken:
@@ -175,6 +174,16 @@ class Pack:
     def plan(self) -> list[Placement]:
         """How each member is trained, why, and what was measured."""
         return [Placement(m.name, m.tier, m.reason, m.figures) for m in self.members]
+
+    def _check_not_shared(self, model: torch.nn.Module) -> None:
+        """Members that train the same parameters would change one another."""
+        held = {id(p): m.name for m in self.members for p in m.model.parameters() if p.requires_grad}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and id(parameter) in held:
+                raise ConflictError(
+                    f"The parameter {name!r} is trained by the member {held[id(parameter)]!r} already.",
+                    hint="Load a copy of the model (copy.deepcopy), with an optimizer of its own.",
+                )
 
     def _amounts(self, **given: int | Mapping[Member, int] | None) -> dict[Member, Amount]:
         amounts = {unit: value for unit, value in given.items() if value is not None}

@@ -19,7 +19,8 @@ from regatta.pack.cuda_graphs.capture import CudaGraphs, Replay
 from regatta.pack.cuda_graphs.optimizers import host_counters
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.fingerprint import first_hook, structure
-from regatta.pack.hyperparameters import (
+from regatta.pack.member import Indices, Member
+from regatta.pack.state.hyperparameters import (
     Constants,
     HyperparameterChanged,
     HyperparameterPreview,
@@ -28,7 +29,7 @@ from regatta.pack.hyperparameters import (
     set_tensors,
     tensor_numbers,
 )
-from regatta.pack.member import Indices, Member
+from regatta.pack.state.member_state import addresses
 from regatta.pack.step import take_step
 
 LANE_STEPS = 256  # steps in a full lane
@@ -151,7 +152,7 @@ class Track:
 
     @property
     def outdated(self) -> bool:
-        """Whether captured steps hold values that have changed: the data's address, hyperparameters, attributes."""
+        """Whether captured steps hold what has changed since: addresses, hyperparameters, attributes, functions."""
         moved = self.graphs is not None and self.generation != self.device_data.generation
         return moved or self.made_for != self._what_steps_hold()
 
@@ -159,7 +160,9 @@ class Track:
         held = [self._held(member.optimizer.param_groups) for member in self.members]
         if len(self.members) > 1:  # a stack is dissolved when the fingerprint of its members changes
             return held
-        return held, structure(self.members[0].model), first_hook(self.members[0])
+        member = self.members[0]
+        parts = id(member.optimizer), id(member.loss_fn), member.clip_norm
+        return held, structure(member.model), first_hook(member), addresses(member), parts
 
     def lane(self, batch_size: int) -> Lane:
         if batch_size not in self._lanes:
@@ -232,10 +235,7 @@ class Track:
         if self.graphs is None or all(member.schedule is None for member in self.members):
             return None
         if self._previews is None:
-            self._previews = [
-                HyperparameterPreview(member.optimizer, member.schedule, self._numbers, self._held)
-                for member in self.members
-            ]
+            self._previews = [HyperparameterPreview(member, self._numbers, self._held) for member in self.members]
         found: list[torch.Tensor] = []
         try:
             for preview in self._previews:

@@ -13,7 +13,7 @@ from torch import nn
 
 from regatta.frameworks.torch import framework
 from regatta.pack import Member, Pack
-from regatta.pack.member_state import same_bits
+from regatta.pack.state.member_state import same_bits
 
 ROWS = 150
 Made = tuple[nn.Module, torch.optim.Optimizer]

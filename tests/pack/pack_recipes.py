@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from regatta.pack import Member, Pack, capturable
-from regatta.pack.member_state import same_bits
+from regatta.pack.state.member_state import same_bits
 
 Draw = random.Random
 FEATURES, CLASSES = 12, 4

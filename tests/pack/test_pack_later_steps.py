@@ -27,7 +27,15 @@ from torch import nn
 from regatta.pack import Member, Pack, Rates
 from regatta.pack.checks import STEPS_PER_CHECK, check_steps, members_to_check
 from regatta.pack.rates import PackTiming
-from regatta.pack.stacked.tensors import RULES, _products_round_alike, leaf, stacked, underlying, without_rules
+from regatta.pack.stacked.tensors import (
+    RULES,
+    _products_round_alike,
+    kernel_settings,
+    leaf,
+    stacked,
+    underlying,
+    without_rules,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -175,7 +183,8 @@ def test_kernels_are_tested_on_random_numbers_and_not_on_lucky_steps() -> None:
     pack = Pack("cpu", rates=AlwaysPays())
     members = [pack.load(*sgd(Small(i)), loss_fn, 9) for i in range(2)]
     pack.train(data(), epochs=2)
-    alike = _products_round_alike(2, 9, 8, 4, True, 1) and _products_round_alike(2, 9, 12, 8, True, 1)
+    settings = kernel_settings(torch.zeros(1))
+    alike = all(_products_round_alike(2, 9, *sizes, True, settings) for sizes in ((8, 4), (12, 8)))
     assert {member.tier for member in members} == {"fused" if alike else "alone"}, pack.plan()
     for i, member in enumerate(members):
         trainee, _ = trained_alone(sgd(Small(i)), epochs_of(member, 2), 0)

@@ -15,7 +15,7 @@ from torch import nn
 from regatta.pack import Pack
 from regatta.pack.fingerprint import fingerprint
 from regatta.pack.stacked.stack import Stack
-from regatta.pack.stacked.tensors import NotStackable, _sum_order_is_known, stacked, underlying
+from regatta.pack.stacked.tensors import NotStackable, _sum_order_is_known, kernel_settings, stacked, underlying
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,7 +63,7 @@ def test_operations_without_a_rule_are_refused(function: Callable[[Any], Any]) -
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40, 64, 130, 300])
 def test_losses_are_summed_in_the_order_of_one_member(count: int) -> None:
-    assert _sum_order_is_known(count)
+    assert _sum_order_is_known(count, kernel_settings(torch.zeros(1)))
 
 
 def test_ignored_targets_count_as_for_a_single_model() -> None:

@@ -16,11 +16,11 @@ from regatta.pack.checks import check_steps, members_to_check, steps_to_compare
 from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, check_again, graph_track
 from regatta.pack.device_data import DeviceData
-from regatta.pack.hyperparameters import HyperparameterChanged
 from regatta.pack.loop_tier import mark_failed, stop_on_error
 from regatta.pack.member import Indices, Member, Work
-from regatta.pack.member_state import SavedMember
 from regatta.pack.rates import PackTiming, Rates
+from regatta.pack.state.hyperparameters import HyperparameterChanged
+from regatta.pack.state.member_state import SavedMember
 from regatta.pack.track import Track
 
 MIN_STEPS_TO_CAPTURE = 8  # with fewer steps, a graph does not pay

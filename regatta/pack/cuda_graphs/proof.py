@@ -14,9 +14,10 @@ from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.cuda_graphs.optimizers import why_not_capturable
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.fingerprint import first_hook
-from regatta.pack.hyperparameters import HyperparameterPreview, comparable, first_changed, hyperparameters
 from regatta.pack.member import Indices, Member
-from regatta.pack.member_state import PlainAttributes, changing_tensors, copy_tensors, first_difference, write_back
+from regatta.pack.state.hyperparameters import HyperparameterChanged, HyperparameterPreview
+from regatta.pack.state.member_state import changing_tensors, copy_tensors, first_difference, write_back
+from regatta.pack.state.python_state import PythonState
 from regatta.pack.step import take_step
 from regatta.pack.track import Track
 
@@ -37,7 +38,10 @@ def graph_track(member: Member, device_data: DeviceData, graphs: CudaGraphs, bat
     if reason is not None:
         raise CannotCapture(reason)
     if member.schedule is not None:
-        changed = HyperparameterPreview(member.optimizer, member.schedule).change_within(STEADY_STEPS)
+        try:
+            changed = HyperparameterPreview(member).change_within(STEADY_STEPS)
+        except HyperparameterChanged as error:
+            raise CannotCapture(str(error)) from error
         if changed is not None:
             raise CannotCapture(f"its schedule changes {changed}, which a captured step holds as a constant")
     track = Track([member], device_data, graphs)
@@ -63,10 +67,10 @@ def graph_track(member: Member, device_data: DeviceData, graphs: CudaGraphs, bat
 def _probe(track: Track, rows: Indices) -> None:
     """Take one step without a graph, and look for waits for the device and state on the host."""
     member, device_data = track.members[0], track.device_data
-    mark, plain = member.randomness.mark(), PlainAttributes(member.model)
-    settings = comparable(hyperparameters(member.optimizer))
+    mark = member.randomness.mark()
+    python = PythonState(member.model, member.optimizer, [("loss_fn", member.loss_fn)])
     loss, waits = _watched_step(member, device_data, rows)
-    setting = first_changed(settings, comparable(hyperparameters(member.optimizer)))
+    changed = python.first_change()
     member.advance_schedule()
     member.add_losses(loss.double().reshape(1), [len(rows)])
     member.advance(device_data.rows, 1)
@@ -74,11 +78,8 @@ def _probe(track: Track, rows: Indices) -> None:
         raise CannotCapture(f"its step waits for the device: {waits}")
     if member.randomness.drew_on_host(mark):
         raise CannotCapture("its step draws random numbers on the host")
-    changed = plain.first_change()
     if changed is not None:
-        raise CannotCapture(f"its step changes {changed} of the module, which is not a tensor")
-    if setting is not None:
-        raise CannotCapture(f"its step changes {setting} of the optimizer")
+        raise CannotCapture(f"its step changes {changed}, which a captured step cannot follow")
 
 
 def _watched_step(member: Member, device_data: DeviceData, rows: Indices) -> tuple[torch.Tensor, str]:
@@ -135,15 +136,21 @@ def _compare(track: Track) -> str | None:
     member, lane = track.members[0], track.ready()
     tensors, mark = changing_tensors(member), member.randomness.mark()
     before = copy_tensors(tensors)
+    code = [("loss_fn", member.loss_fn)]
+    python = PythonState(member.model, member.optimizer, code, ignored=tensors.values())  # steps set some, such as lr
     assert lane.replay is not None
     for _ in range(lane.filled):
         lane.replay.replay()
     track.draws = member.randomness.differs(mark)
     replayed, losses = copy_tensors(tensors), lane.losses[: lane.filled].clone()
     write_back(tensors, before)
+    python.put_back()
     member.randomness.go_back(mark)
     lane.cursor.zero_()
     _take_without_graph(track)
+    changed = python.first_change()
+    if changed is not None:
+        return changed
     same = torch.equal(lane.losses[: lane.filled].view(torch.int64), losses.view(torch.int64))
     return first_difference(_on_device(tensors, track), _on_device(replayed, track)) if same else "the loss"
 

@@ -18,14 +18,25 @@ import torch
 from regatta.frameworks.arrays import map_leaves
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.fingerprint import first_hook
-from regatta.pack.hyperparameters import comparable, first_changed, hyperparameters
 from regatta.pack.member import Indices, Member
-from regatta.pack.member_state import HostState, PlainAttributes, same_bits
 from regatta.pack.stacked import updates
-from regatta.pack.stacked.tensors import NotStackable, drawing_masks, leaf, stacked, underlying, without_rules
+from regatta.pack.stacked.tensors import (
+    FUNCTIONS,
+    NotStackable,
+    drawing_masks,
+    leaf,
+    stacked,
+    underlying,
+    without_rules,
+)
+from regatta.pack.state.member_state import HostState, same_bits
+from regatta.pack.state.python_state import PythonState
 from regatta.pack.step import call_loss, take_step
 
 ALIGNMENT = 16  # four-byte numbers in a cache line: the rounding of products depends on the alignment of operands
+
+
+_MISSING = object()  # of a configuration that has no such value
 
 
 class RecordingConfig(Mapping[str, Any]):
@@ -35,7 +46,7 @@ class RecordingConfig(Mapping[str, Any]):
         self.values_, self.read = values, set[str]()
 
     def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
+        self.read.add(name)  # also if there is no such value: `get` and `in` ask for it
         return self.values_[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -79,6 +90,7 @@ class Stack:
         self.pads = self._pads()
         self.update = updates.Update([m.optimizer for m in self.members], self.params, self.states)
         self._make_views()
+        self._places = [self._tensors_of(member) for member in self.members]
         self.leaves = [leaf(self._cut(self.params, k)) for k in range(len(self.shapes))]
         self.model = _copy_with_tensors(first.model, dict(zip(first.model.parameters(), self.leaves, strict=True)), {})
         self.grads = torch.empty_like(self.params)
@@ -89,10 +101,27 @@ class Stack:
         self._drawn: list[torch.Tensor] = []  # states of random streams before a step drew from them
         self.proven: dict[int, bool] = {}
 
-    def body(self, batch: Any, numbers: torch.Tensor | None) -> torch.Tensor:
+    @property
+    def intact(self) -> bool:
+        """Whether the members still train in the stack's memory. A user may have replaced tensors between two calls."""
+        groups = (member.optimizer.param_groups for member in self.members)
+        if any(len(own) != 1 or own[0] is not group for own, group in zip(groups, self.update.groups, strict=True)):
+            return False
+        return all(self._tensors_of(m) == places for m, places in zip(self.members, self._places, strict=True))
+
+    def _tensors_of(self, member: Member) -> list[int]:
+        """Where a member's tensors are."""
+        found = []
+        for parameter in member.model.parameters():
+            state = member.optimizer.state.get(parameter, {})
+            found += [parameter.data_ptr(), *(id(state.get(name)) for name in self.states)]
+        return found
+
+    def body(self, batch: Any, numbers: torch.Tensor | None, is_checked: bool = False) -> torch.Tensor:
         """One step of all members, on a batch that holds their rows one after another.
 
         `numbers` are the hyperparameters by member. Without them, the members' schedules are advanced after each step.
+        A step that `is_checked` also looks for functions that could mix members.
         """
         count = len(self.members)
         if numbers is None and self.members[0].schedule is not None:
@@ -102,6 +131,8 @@ class Stack:
             losses = underlying(call_loss(self.members[0], self.model, apart))
             if losses.shape != (count,):
                 raise NotStackable(f"the loss has the shape {tuple(losses.shape[1:])} instead of one number")
+            if is_checked:
+                _refuse_own_functions(losses)
             with without_rules():
                 grads = self._flat(torch.autograd.grad(losses, self.leaves, self.ones))
         with torch.no_grad():
@@ -147,39 +178,32 @@ class Stack:
     def check(self, device_data: DeviceData, parts: Sequence[Indices], numbers: Sequence[int]) -> StackCheck:
         """Take a step as a stack, put some members back, and let them take it alone, to see whether every bit agrees.
 
-        The steps alone are kept. Raises NotStackable, and changes nothing, if the stack or a member cannot take it.
+        The steps alone are kept. Raises NotStackable if the stack cannot take it; the caller goes back.
         """
-        before, counts = [t.clone() for t in self._tensors()], self.update.counted()
-        plain = PlainAttributes(self.model)
-        found = StackCheck([])
-        hosts = {number: HostState(self.members[number]) for number in numbers}
+        first, counts = self.members[0], self.update.counted()
+        before = {number: [t[number].clone() for t in self._tensors()] for number in numbers}
+        marks = {number: self.members[number].randomness.mark() for number in numbers}
+        python = PythonState(self.model, code=[("loss_fn", first.loss_fn)])
+        rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
         try:
-            rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
-            found.losses += self.body(take_rows(device_data.data, rows), None).detach().clone().unbind()
-            changed = plain.first_change()
+            losses = self.body(take_rows(device_data.data, rows), None, is_checked=True)
+            changed = python.first_change()
             if changed is not None:
-                raise NotStackable(f"a step changes {changed} of the module, which is not a tensor")
-            for number, host in hosts.items():
-                member, ours = self.members[number], [t[number] for t in self._tensors()]
-                after, end = [row.clone() for row in ours], member.randomness.mark()
-                for row, value in zip(ours, before, strict=True):
-                    row.copy_(value[number])
-                _set_steps(member, counts[number])
-                host.put_back()
-                found.take_alone(number, member, device_data, parts[number])
-                if not all(map(same_bits, ours, after)) or member.randomness.differs(end):
-                    found.difference = found.difference or f"a stacked step of {member.name} differs from one alone"
-        except Exception as error:
-            for tensor, value in zip(self._tensors(), before, strict=True):
-                tensor.copy_(value)
-            self.update.recount(counts)
-            self._rewind_streams()
-            for host, attributes in zip(hosts.values(), found.attributes, strict=False):
-                host.put_back()
-                attributes.put_back()
-            if isinstance(error, NotStackable):
-                raise
-            raise NotStackable(f"a step alone raises {type(error).__name__}") from error
+                raise NotStackable(f"a step changes {changed}")
+        except NotStackable:
+            python.put_back()
+            raise
+        found = StackCheck(list(losses.detach().clone().unbind()))
+        for number in numbers:
+            member, ours = self.members[number], [t[number] for t in self._tensors()]
+            after, end = [row.clone() for row in ours], member.randomness.mark()
+            for row, value in zip(ours, before[number], strict=True):
+                row.copy_(value)
+            _set_steps(member, counts[number])
+            member.randomness.go_back(marks[number])
+            found.take_alone(number, member, device_data, parts[number])
+            if not all(map(same_bits, ours, after)) or member.randomness.differs(end):
+                found.difference = found.difference or f"a stacked step of {member.name} differs from one alone"
         for member in self.members:
             member.advance_schedule()
         return found
@@ -190,7 +214,8 @@ class Stack:
     def save(self) -> SavedStack:
         """The state of all members, to go back to."""
         tensors = [t.clone() for t in self._tensors()]
-        return SavedStack(tensors, self.update.counted(), [HostState(m) for m in self.members])
+        code = [("loss_fn", self.members[0].loss_fn)]
+        return SavedStack(tensors, self.update.counted(), [HostState(m) for m in self.members], PythonState(code=code))
 
     def go_back(self, saved: SavedStack) -> None:
         for tensor, value in zip(self._tensors(), saved.tensors, strict=True):
@@ -198,6 +223,7 @@ class Stack:
         self.update.recount(saved.steps)
         for host in saved.hosts:
             host.put_back()
+        saved.python.put_back()
 
     @contextlib.contextmanager
     def _check_config_reads(self, first: Member) -> Iterator[None]:
@@ -211,7 +237,8 @@ class Stack:
         finally:
             first.config = before
         for name in self.config.read:
-            if any((m.config or {}).get(name) != self.config.values_[name] for m in self.members):
+            values = [(m.config or {}).get(name, _MISSING) for m in self.members]
+            if any(value is not values[0] and value != values[0] for value in values):
                 raise NotStackable(f"loss_fn reads {name!r} of the configuration, in which the members differ")
 
     def _draw(self, like: torch.Tensor, keep: float) -> torch.Tensor:
@@ -248,13 +275,15 @@ class Stack:
             _set_steps(member, steps)
 
     def release(self) -> None:
-        """Give every member its own memory again."""
+        """Give every member its own memory again. Tensors that a user has replaced stay as they are."""
         for member in self.members:
             for parameter in member.model.parameters():
-                parameter.data = parameter.data.clone()
+                if _same_memory(parameter, self.params):
+                    parameter.data = parameter.data.clone()
                 state = member.optimizer.state.get(parameter, {})
-                for name in self.states:
-                    state[name] = state[name].clone()
+                for name, rows in self.states.items():
+                    if name in state and _same_memory(state[name], rows):
+                        state[name] = state[name].clone()
 
     def _copy_to_rows(self, values: list[list[torch.Tensor]]) -> torch.Tensor:
         """Copy one tensor list per member into rows of a flat buffer."""
@@ -329,12 +358,12 @@ class StackCheck:
     losses: list[torch.Tensor]
     difference: str | None = None
     seconds: float = float("inf")  # of a step alone
-    attributes: list[PlainAttributes] = field(default_factory=list)  # before the steps alone
+    python: list[PythonState] = field(default_factory=list)  # before the steps alone
 
     def take_alone(self, number: int, member: Member, device_data: DeviceData, part: Indices) -> None:
         """Take the step of one member alone; its loss is that of the step alone."""
-        settings, plain = comparable(hyperparameters(member.optimizer)), PlainAttributes(member.model)
-        self.attributes.append(plain)
+        python = PythonState(member.model, member.optimizer, [("loss_fn", member.loss_fn)])
+        self.python.append(python)
         rows = torch.from_numpy(part).to(device_data.device)
         start = time.perf_counter()
         with member.randomness.active():
@@ -342,12 +371,9 @@ class StackCheck:
         self.seconds = min(self.seconds, time.perf_counter() - start)  # other programs may delay some
         if not same_bits(loss, self.losses[number]):
             self.difference = f"the loss of a stacked step of {member.name} differs from that of the step alone"
-        changed = plain.first_change()
+        changed = python.first_change()
         if changed is not None:
-            self.difference = f"a step changes {changed} of the module, which is not a tensor"
-        setting = first_changed(settings, comparable(hyperparameters(member.optimizer)))
-        if setting is not None:
-            self.difference = f"a step changes {setting} of the optimizer"
+            self.difference = f"a step changes {changed}"
         self.losses[number] = loss
 
 
@@ -358,6 +384,44 @@ class SavedStack:
     tensors: list[torch.Tensor]
     steps: list[float]
     hosts: list[HostState]
+    python: PythonState  # of the loss function that the stack calls
+
+    def change_by_schedule(self) -> str | None:
+        """What schedules have changed since, besides hyperparameters, or None."""
+        return next(filter(None, (host.change_by_schedule() for host in self.hosts)), None)
+
+
+def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _has_special_memory(member: Member) -> bool:
+    """Whether a copy of the parameters in one row would compute differently: a comparison in the row cannot show it.
+
+    Two parameters may share memory, or a parameter may be a view, transposed, or used by another process.
+    """
+    parameters = list(member.model.parameters())
+    storages = [parameter.untyped_storage() for parameter in parameters]
+    if len({storage.data_ptr() for storage in storages}) < len(storages):
+        return True
+    return any(
+        not parameter.is_contiguous() or storage.is_shared() or storage.nbytes() != parameter.nbytes
+        for parameter, storage in zip(parameters, storages, strict=True)
+    )
+
+
+def _refuse_own_functions(losses: torch.Tensor) -> None:
+    """The backward pass of a user's autograd function does not know that its tensors hold several members."""
+    waiting, seen = [losses.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [after for after, _ in node.next_functions]
+        function = getattr(node, "_forward_cls", None)  # of an autograd function that is written in Python
+        if function is not None and function not in FUNCTIONS:
+            raise NotStackable(f"the autograd function {function.__name__} has no stacked form")
 
 
 def _why_not_stackable(members: Sequence[Member]) -> str | None:
@@ -368,15 +432,18 @@ def _why_not_stackable(members: Sequence[Member]) -> str | None:
     if first.scaler is not None:
         return "loss scaling has no stacked form"
     parameters = list(first.model.parameters())
+    if any(_has_special_memory(member) for member in members):
+        return "parameters that share memory, or have their own order in it, have no stacked form"
     if not parameters or any(not p.requires_grad for p in parameters):
         return "frozen parameters have no stacked form"
     if len({(p.dtype, p.device) for p in parameters}) > 1 or not parameters[0].is_floating_point():
         return "parameters of several types have no stacked form"
     if any(True for _ in first.model.buffers()):
         return "buffers have no stacked form"
-    held = {id(p) for group in first.optimizer.param_groups for p in group["params"]}
-    if held != {id(p) for p in parameters}:
-        return "an optimizer that holds only some parameters has no stacked form"
+    for member in members:
+        held = {id(p) for group in member.optimizer.param_groups for p in group["params"]}
+        if held != {id(p) for p in member.model.parameters()}:
+            return "an optimizer that holds only some parameters has no stacked form"
     counters = [{float(s["step"]) for s in m.optimizer.state.values() if "step" in s} for m in members]
     if any(len(found) > 1 for found in counters):
         return "parameters with different numbers of steps have no stacked form"

@@ -14,13 +14,13 @@ from regatta.pack.checks import check_steps, members_to_check
 from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.device_data import DeviceData
 from regatta.pack.fingerprint import fingerprint
-from regatta.pack.hyperparameters import HyperparameterChanged
-from regatta.pack.loop_tier import LoopTier, stop_on_error
+from regatta.pack.loop_tier import train_alone
 from regatta.pack.member import Indices, Member, Work
 from regatta.pack.rates import Rates
 from regatta.pack.stacked import updates
 from regatta.pack.stacked.stack import SavedStack, Stack, StackCheck
 from regatta.pack.stacked.tensors import NotStackable, RoundsDifferently
+from regatta.pack.state.hyperparameters import HyperparameterChanged
 from regatta.pack.track import Track
 
 PROOF_STEPS = 2  # steps that are taken both ways; a value that was wrongly made constant shows in the second
@@ -44,7 +44,6 @@ class StackedTier:
 
     device_data: DeviceData
     rates: Rates
-    loop_tier: LoopTier
     exact: bool
     graphs: CudaGraphs | None
     allowed: bool
@@ -77,7 +76,7 @@ class StackedTier:
         ready = [m for m, batches in work.items() if m.error is None and len(batches) > PROOF_STEPS and m.tier != "new"]
         groups = group_alike(ready) if self.allowed else {}
         for stack, track in list(self.proven.items()):
-            if groups.get(self._fingerprints[stack]) != stack.members or track.outdated:
+            if groups.get(self._fingerprints[stack]) != stack.members or track.outdated or not stack.intact:
                 self._dissolve(stack)
         present = [stack.members for stack in self.proven]
         for key, group in groups.items():
@@ -102,11 +101,17 @@ class StackedTier:
         reason = "the members' batches have different sizes" if len(batches) < PROOF_STEPS else None
         equal = False
         if reason is None:
+            left = _left(group, work)
             try:
                 with stack.stepping():
-                    reason = self._prove(stack, batches, work)
-            except NotStackable as error:
-                reason = str(error)
+                    saved = stack.save()
+                    try:
+                        reason = self._prove(stack, batches, work)
+                    except Exception:
+                        self._go_back(stack, saved, batches, left, work)
+                        raise
+            except Exception as error:  # noqa: BLE001 (a member's own code may raise anything; it fails again alone)
+                reason = _describe(error)
             equal = reason is None
             if not self.exact and stack.proven:
                 reason = None
@@ -145,6 +150,7 @@ class StackedTier:
         _consume(stack.members, work, 1)
 
     def _run(self, stack: Stack, work: Work) -> None:
+        """Take the common steps of the members. If the stack fails, its members go back and are trained alone."""
         ahead = _common_batches(stack.members, work)
         try:
             with stack.stepping():
@@ -153,47 +159,61 @@ class StackedTier:
             self._give_up(stack, work, str(error))
 
     def _take(self, stack: Stack, ahead: Batches, work: Work) -> None:
-        """Take steps as a stack, and compare some with the step alone."""
+        """Take steps as a stack, and compare some with the step alone. After an error, go back to the last of these."""
         first = stack.members[0]
         draw = random.Random(f"{self.seed} {first.taken}")
         sizes, epoch_steps = [len(parts[0]) for parts in ahead], first.epoch_steps(self.device_data.rows)
         checks = check_steps(sizes, first.batch_size, epoch_steps, draw) if self.exact and ahead else []
         position = proven = 0
-        saved = stack.save() if checks else None
-        while position < len(ahead):
-            until = next((step for step in checks if step >= position), len(ahead))
-            stays_exact = stack.proven.get(len(ahead[position][0]), False)
-            if saved is not None and until == position and stays_exact:
-                numbers = members_to_check(len(stack.members), len(ahead), draw)
-                found = stack.check(self.device_data, ahead[position], numbers)
-                if found.difference is not None:
-                    self._put_back(stack, found, saved, ahead[proven:position], work)
-                    return
-                self._keep(stack, found, ahead[position], work)
-                position = proven = position + 1
-                saved = stack.save() if position < len(ahead) else None
-            else:
-                taken = self._go_on(stack, _first_size(ahead[position : max(until, position + 1)]), work)
-                if not taken:
-                    return
-                position += taken
+        saved, left = stack.save() if checks else None, _left(stack.members, work)
+        try:
+            while position < len(ahead):
+                until = next((step for step in checks if step >= position), len(ahead))
+                stays_exact = stack.proven.get(len(ahead[position][0]), False)
+                if saved is not None and until == position and stays_exact:
+                    self._check(stack, saved, ahead, position, work, draw)
+                    position = proven = position + 1
+                    last = position == len(ahead)
+                    saved, left = None if last else stack.save(), _left(stack.members, work)
+                else:
+                    position += self._go_on(stack, _first_size(ahead[position : max(until, position + 1)]), work)
+        except Exception as error:
+            if saved is None:
+                raise
+            self.proven[stack].drop()
+            self._go_back(stack, saved, ahead[proven:], left, work)
+            if isinstance(error, _Differs):
+                for member in stack.members:
+                    member.notes.append(f"{error}: trained alone from step {member.taken} on")
+                raise NotStackable(f"{error} at a later step") from error
+            raise NotStackable(_describe(error)) from error
 
-    def _put_back(self, stack: Stack, found: StackCheck, saved: SavedStack, taken: Batches, work: Work) -> None:
-        """A later step of a stack differs from the step alone: its members go back to the last step that was equal."""
-        for attributes in found.attributes:
-            attributes.put_back()
+    def _check(
+        self, stack: Stack, saved: SavedStack, ahead: Batches, position: int, work: Work, draw: random.Random
+    ) -> None:
+        """Compare the next step of some members, which is kept. Raises _Differs."""
+        changed = saved.change_by_schedule()
+        if changed is not None:
+            raise _Differs(f"a schedule changes {changed}")
+        numbers = members_to_check(len(stack.members), len(ahead), draw)
+        found = stack.check(self.device_data, ahead[position], numbers)
+        if found.difference is not None:
+            for python in found.python:
+                python.put_back()
+            raise _Differs(found.difference)
+        self._keep(stack, found, ahead[position], work)
+
+    def _go_back(self, stack: Stack, saved: SavedStack, taken: Batches, left: Sequence[int], work: Work) -> None:
+        """Put the members back to a saved state, where `left` batches were left, of which `taken` came first."""
         stack.go_back(saved)
-        for parts in reversed(taken):
-            for member, rows in zip(stack.members, parts, strict=True):
-                work[member].appendleft(rows)
-        for member in stack.members:
-            member.notes.append(f"{found.difference}: trained alone from step {member.taken} on")
-        self._give_up(stack, work, f"{found.difference} at a later step")
+        for number, member in enumerate(stack.members):
+            missing = left[number] - len(work[member])
+            work[member].extendleft(parts[number] for parts in reversed(taken[:missing]))
 
     def _go_on(self, stack: Stack, batches: Batches, work: Work) -> int:
         """Take steps with batches of one size: prove a new size first; take steps alone where the bits differ.
 
-        Returns the number of steps taken, or 0 if the stack was dissolved.
+        Returns the number of steps taken. Raises NotStackable if the stack does not pay.
         """
         size = len(batches[0][0])
         if size not in stack.proven:
@@ -206,32 +226,28 @@ class StackedTier:
         if self.exact and not stack.proven[size]:
             return self._step_alone(stack, work)
         _consume(stack.members, work, len(batches))
-        return len(batches) if self._together(stack, batches, work) else 0
+        self._together(stack, batches)
+        return len(batches)
 
     def _step_alone(self, stack: Stack, work: Work) -> int:
-        """One step of each member alone, in the stack's memory. A failing member dissolves the stack."""
+        """One step of each member alone, in the memory of the stack."""
         with stack.paused():
             for member in stack.members:
-                with stop_on_error(member):
-                    self.loop_tier.take_steps(member, work[member], 1)
-        failed = [member for member in stack.members if member.error is not None]
-        if failed:
-            self._dissolve(stack)
-        return 0 if failed else 1
+                train_alone(member, self.device_data, [work[member].popleft()])
+        return 1
 
-    def _together(self, stack: Stack, batches: Batches, work: Work) -> bool:
-        """Take steps as a stack; dissolve it if it turns out not to pay."""
+    def _together(self, stack: Stack, batches: Batches) -> None:
+        """Take steps as a stack. Raises NotStackable if it turns out not to pay."""
         track = self.proven[stack]
         track.work.extend(batches)
         measured = ticks.run_stack(track, self.rates)
         if measured is None:
-            return True
+            return
         found = f"{len(stack.members)} stacked: {measured.ratio:.1f}x of one after another"
         for member in stack.members:
             member.reason = f"{member.reason.partition(';')[0]}; {found}"
         if not measured.pays:
-            self._give_up(stack, work, found)
-        return measured.pays
+            raise NotStackable(found)
 
     def _give_up(self, stack: Stack, work: Work, reason: str) -> None:
         """Dissolve a stack; its members take the remaining steps one by one."""
@@ -247,6 +263,18 @@ class StackedTier:
         del self._fingerprints[stack]
         for member in stack.members:
             member.tier = "alone" if member.error is None else member.tier
+
+
+class _Differs(Exception):
+    """A step of a stack differs from the step alone."""
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, NotStackable) else f"a step raises {type(error).__name__}"
+
+
+def _left(members: Sequence[Member], work: Work) -> list[int]:
+    return [len(work[member]) for member in members]
 
 
 def _common_batches(group: Sequence[Member], work: Work, limit: int = 1 << 30) -> Batches:

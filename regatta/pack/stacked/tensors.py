@@ -99,16 +99,30 @@ class _Linear(torch.autograd.Function):
         )
 
 
+KernelSettings = tuple[torch.dtype, int, str]  # on which the choice of a kernel depends, besides shapes
+
+
+def kernel_settings(tensor: torch.Tensor) -> KernelSettings:
+    """The type of the numbers, the threads, and the precision that products may have."""
+    return tensor.dtype, torch.get_num_threads(), torch.get_float32_matmul_precision()
+
+
+def _random(made: torch.Generator, settings: KernelSettings, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=made, dtype=settings[0])
+
+
 TESTED = 64  # members with random numbers, for which a kernel must give the bits of one member
 
 
 @functools.cache
-def _products_round_alike(members: int, rows: int, inputs: int, outputs: int, bias: bool, threads: int) -> bool:
+def _products_round_alike(
+    members: int, rows: int, inputs: int, outputs: int, bias: bool, settings: KernelSettings
+) -> bool:
     """Whether the products of `_Linear` equal those of each member alone, tested on random numbers."""
     made = torch.Generator().manual_seed(rows)
     for _ in range(-(-TESTED // members)):
-        x, grad = (torch.randn(members, rows, size, generator=made) for size in (inputs, outputs))
-        weight, shift = (torch.randn(members, *size, generator=made) for size in ((outputs, inputs), (outputs,)))
+        x, grad = (_random(made, settings, members, rows, size) for size in (inputs, outputs))
+        weight, shift = (_random(made, settings, members, *size) for size in ((outputs, inputs), (outputs,)))
         parts: list[torch.Tensor | None] = [x, weight, shift if bias else None]
         if not _equals_in_parts(lambda a, b, c: _Linear.apply(a, b, c), F.linear, parts, grad):  # type: ignore[no-untyped-call]
             return False
@@ -116,10 +130,12 @@ def _products_round_alike(members: int, rows: int, inputs: int, outputs: int, bi
 
 
 @functools.cache
-def _rounds_alike(function: Callable[..., torch.Tensor], options: tuple[Any, ...], shape: Any, threads: int) -> bool:
+def _rounds_alike(
+    function: Callable[..., torch.Tensor], options: tuple[Any, ...], shape: Any, settings: KernelSettings
+) -> bool:
     """Whether an operation on all members at once equals that on each, tested on random numbers."""
     made = torch.Generator().manual_seed(len(shape))
-    x, grad = (3 * torch.randn(TESTED, *shape, generator=made) for _ in range(2))
+    x, grad = (3 * _random(made, settings, TESTED, *shape) for _ in range(2))
     names = dict(options[1])
 
     def call(given: torch.Tensor) -> torch.Tensor:
@@ -184,7 +200,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _mean_as_alone(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     count = target.shape[1]
-    if not _sum_order_is_known(count):
+    if not _sum_order_is_known(count, kernel_settings(scores)):
         return _means_in_turn(scores, target)
     losses = _sum_as_alone(scores.gather(2, target.unsqueeze(2)).squeeze(2)).div_(float(count))
     if math.isnan(float(losses.sum())):  # it is not known which of several NaNs a sum propagates
@@ -214,9 +230,9 @@ _BLOCK = 64  # columns that PyTorch sums side by side: four of the widest regist
 
 
 @functools.cache
-def _sum_order_is_known(count: int) -> bool:
+def _sum_order_is_known(count: int, settings: KernelSettings) -> bool:
     """Whether this PyTorch sums in the order of `_sum_as_alone`, tested on random numbers."""
-    scores = torch.randn(64, count, 3, generator=torch.Generator().manual_seed(count)).log_softmax(2)
+    scores = _random(torch.Generator().manual_seed(count), settings, 64, count, 3).log_softmax(2)
     target = torch.zeros(64, count, dtype=torch.int64)
     found = _sum_as_alone(scores[:, :, 0]) / float(count)
     return torch.equal(found, _means_in_turn(scores, target))
@@ -239,11 +255,16 @@ class _SquaredError(torch.autograd.Function):
         return (x - target) * (2.0 / x[0].numel()) * scale, None
 
 
+FUNCTIONS = (_Linear, _CrossEntropy, _SquaredError)  # the autograd functions that keep members apart
+
+
 def _linear(x: Any, weight: Any, bias: Any = None) -> Stacked:
     if x.dim() < 3:
         raise NotStackable("a linear layer on single rows has no stacked form")
     shape = len(x), x[0].numel() // max(1, x.shape[-1]), x.shape[-1], weight.shape[1]
-    if not x.is_cuda and not _products_round_alike(*shape, bias is not None, torch.get_num_threads()):
+    if torch.is_autocast_enabled(x.device.type):
+        raise NotStackable("autocast has no stacked form")
+    if not x.is_cuda and not _products_round_alike(*shape, bias is not None, kernel_settings(x)):
         raise RoundsDifferently(f"stacked layers of {shape[2]} by {shape[3]} on {shape[1]} rows round differently here")
     if x.dim() == 3:
         return stacked(_Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
@@ -264,7 +285,7 @@ def _cross_entropy(
     plain = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
     if not plain or x.dim() != 3 or target.dtype != torch.int64:
         raise NotStackable("this form of cross_entropy has no stacked form")
-    if not x.is_cuda and not _rounds_alike(torch.log_softmax, ((-1,), ()), tuple(x.shape[1:]), torch.get_num_threads()):
+    if not x.is_cuda and not _rounds_alike(torch.log_softmax, ((-1,), ()), tuple(x.shape[1:]), kernel_settings(x)):
         raise RoundsDifferently(f"stacked losses of {x.shape[2]} classes on {x.shape[1]} rows round differently here")
     return stacked(_CrossEntropy.apply(x, target, ignore_index))  # type: ignore[no-untyped-call]
 
@@ -306,7 +327,7 @@ def _tested(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked]:
         if not isinstance(x, Stacked) or any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):
             raise NotStackable(f"{function.__name__} of two tensors has no stacked form")
         options = args, tuple(sorted(kwargs.items()))
-        if x.is_cuda or _rounds_alike(function, options, tuple(x.shape[1:]), torch.get_num_threads()):
+        if x.is_cuda or _rounds_alike(function, options, tuple(x.shape[1:]), kernel_settings(x)):
             return whole(x, *args, **kwargs)
         return parts(x, *args, **kwargs)
 

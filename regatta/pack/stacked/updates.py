@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from regatta.pack.hyperparameters import Group, first_changed, tensors_in
 from regatta.pack.stacked.tensors import NotStackable
+from regatta.pack.state.hyperparameters import Group, first_changed, tensors_in
 
 Optimizers = Sequence[torch.optim.Optimizer]
 STATES = {

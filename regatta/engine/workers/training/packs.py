@@ -288,7 +288,7 @@ def _unsaved(cached: CachedModel) -> object:
 
 def _changed(loaded: _LoadedMember, before: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> bool:
     """Whether tensors have other values now, or are elsewhere in memory."""
-    from regatta.pack.member_state import same_bits
+    from regatta.pack.state.member_state import same_bits
 
     now = loaded.tensors()
     if [tensor.data_ptr() for tensor in now] != [tensor.data_ptr() for tensor in before]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from regatta.frameworks.torch.state import copy_tree, unsaved_buffers
-from regatta.pack.hyperparameters import copy_hyperparameters, put_back
+from regatta.pack.state.hyperparameters import Group, copy_hyperparameters, put_back, runs_own_code
+from regatta.pack.state.python_state import PythonState
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
@@ -27,6 +27,14 @@ def changing_tensors(member: Member) -> dict[str, torch.Tensor]:
     if member.scaler is not None:
         found |= dict(_walk_tensors(vars(member.scaler), "scaler"))
     return found
+
+
+def addresses(member: Member) -> list[int]:
+    """Where the tensors are that a captured step reads: parameters, buffers, optimizer tensors."""
+    tensors = [*member.model.parameters(), *member.model.buffers()]
+    trees = (list(member.optimizer.state.values()), [list(group.values()) for group in member.optimizer.param_groups])
+    tensors += [tensor for tree in trees for _, tensor in _walk_tensors(tree, "")]
+    return [tensor.data_ptr() if tensor.layout is torch.strided else id(tensor) for tensor in tensors]
 
 
 def _walk_tensors(tree: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -69,57 +77,31 @@ def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tens
     return next((name for name in ours if not same_bits(ours[name], theirs[name])), None)
 
 
-_INTERNALS = vars(torch.nn.Module()).keys() - {"training"}  # of every module, such as its hooks
-
-
-class PlainAttributes:
-    """Numbers and strings in the attributes of modules, directly or in lists, sets and dicts, as they are now."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._held = [
-            (place, vars(module), {name: copy.copy(value) for name, value in _plain(vars(module))})
-            for place, module in model.named_modules()
-        ]
-
-    def first_change(self) -> str | None:
-        """The name of an attribute that has changed since, or None."""
-        for place, present, before in self._held:
-            for name, value in _plain(present):
-                if name not in before or before[name] != value:
-                    return f"{place}.{name}".lstrip(".")
-        return None
-
-    def put_back(self) -> None:
-        for _, present, before in self._held:
-            for name in [name for name, _ in _plain(present) if name not in before]:
-                del present[name]
-            present.update({name: value for name, value in before.items() if present.get(name) != value})
-
-
-def _plain(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in attributes.items() if name not in _INTERNALS and _is_plain(value)]
-
-
-def _is_plain(value: Any) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else (value,)
-    return all(isinstance(part, bool | int | float | str) for part in parts)
-
-
 class HostState:
-    """What a step of a stack changes besides tensors: random streams, schedule, hyperparameters, position."""
+    """What steps of a stack change besides tensors: random streams, schedule, hyperparameters, position."""
 
     def __init__(self, member: Member) -> None:
-        self._member, self._mark = member, member.randomness.mark()
-        self._hyperparameters = copy_hyperparameters(member.optimizer)
-        self._schedule = None if member.schedule is None else copy.deepcopy(member.schedule.state_dict())
-        self._position = member.position()
+        self._member, self._mark, self._position = member, member.randomness.mark(), member.position()
+        self._hyperparameters: list[Group] | None = None
+        self._schedule = self._model = None
+        if member.schedule is not None:
+            self._hyperparameters = copy_hyperparameters(member.optimizer)
+            self._schedule = PythonState(code=[("the schedule", member.schedule)], ignored=[member.optimizer])
+            if runs_own_code(member.schedule):
+                self._model = PythonState(member.model)
+
+    def change_by_schedule(self) -> str | None:
+        """What the schedule has changed besides hyperparameters, or None."""
+        return None if self._model is None else self._model.first_change()
 
     def put_back(self) -> None:
         member = self._member
         member.randomness.go_back(self._mark)
-        if self._schedule is not None:
-            member.schedule.load_state_dict(self._schedule)
-        put_back(member.optimizer, self._hyperparameters)
+        if self._hyperparameters is not None:
+            put_back(member.optimizer, self._hyperparameters)
+        for state in (self._schedule, self._model):
+            if state is not None:
+                state.put_back()
         member.go_back(self._position)
 
 
@@ -128,12 +110,13 @@ class SavedMember:
 
     def __init__(self, member: Member) -> None:
         self._member, self._tensors = member, copy_tensors(changing_tensors(member))
-        self._host, self._attributes = HostState(member), PlainAttributes(member.model)
+        code = [("loss_fn", member.loss_fn), ("the schedule", member.schedule)]
+        self._host, self._python = HostState(member), PythonState(member.model, member.optimizer, code)
 
     def put_back(self) -> None:
         write_back(changing_tensors(self._member), self._tensors)
         self._host.put_back()
-        self._attributes.put_back()
+        self._python.put_back()
 
 
 def export_member(member: Member) -> dict[str, Any]:

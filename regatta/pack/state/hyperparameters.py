@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from regatta.pack.state.python_state import PythonState
+
+if TYPE_CHECKING:
+    from regatta.pack.member import Member
 
 Group = dict[str, Any]
 Numbers = Callable[[Sequence[Group]], list[float]]  # the hyperparameters that a step reads from the device
@@ -57,11 +62,6 @@ def _in_place(present: Any, value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def comparable(groups: Sequence[Group]) -> list[Group]:
-    """The values, with tensors as numbers."""
-    return [{name: _map_tensors(value, torch.Tensor.tolist) for name, value in group.items()} for group in groups]
-
-
 def constants(groups: Sequence[Group]) -> list[Group]:
     """What a captured step holds: everything but tensors."""
     return [{name: _map_tensors(value, lambda _: None) for name, value in _held(group)} for group in groups]
@@ -106,6 +106,13 @@ def _map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
+def runs_own_code(schedule: Any) -> bool:
+    """Whether a schedule calls functions that a user has written. They may change anything, such as a dropout rate."""
+    own = not type(schedule).__module__.startswith("torch.optim.")
+    functions = getattr(schedule, "lr_lambdas", None) or getattr(schedule, "_scale_fn_custom", None)
+    return own or bool(functions) or any(map(runs_own_code, getattr(schedule, "_schedulers", ())))
+
+
 class HyperparameterPreview:
     """The hyperparameters of the next steps: the schedule is advanced in advance, on the host.
 
@@ -113,32 +120,39 @@ class HyperparameterPreview:
     host and on the device, so a tensor gives the same values from a copy on the host.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        schedule: Any,
-        numbers: Numbers = tensor_numbers,
-        held: Constants = constants,
-    ) -> None:
-        self.optimizer, self.schedule = optimizer, schedule
+    def __init__(self, member: Member, numbers: Numbers = tensor_numbers, held: Constants = constants) -> None:
+        self.model, self.optimizer, self.schedule = member.model, member.optimizer, member.schedule
         self._numbers, self._constants = numbers, held
         self._host = [
             {name: _map_tensors(value, lambda tensor: tensor.detach().cpu().clone()) for name, value in group.items()}
-            for group in hyperparameters(optimizer)
+            for group in hyperparameters(self.optimizer)
         ]
         self._held = held(self._host)
 
     def next(self, steps: int) -> torch.Tensor:
         """The numbers of the next steps; fewer steps if a constant changes before. Raises HyperparameterChanged."""
-        self._before = copy.deepcopy(self.schedule.state_dict()), [copy_group(group) for group in self._host]
+        schedule = PythonState(code=[("the schedule", self.schedule)], ignored=[self.optimizer])
+        self._before = schedule, [copy_group(group) for group in self._host]
+        model = PythonState(self.model)
         present = self._swap(self._host)
         found: list[list[float]] = []
+        failure: Exception | None = None
         try:
             while len(found) < steps and self._constants(self.optimizer.param_groups) == self._held:
                 found.append(self._numbers(self.optimizer.param_groups))
                 self.schedule.step()
+        except Exception as error:  # noqa: BLE001 (code of a user: the step where it fails is taken alone)
+            failure = error
         finally:
             self._host = self._swap(present)
+        changed = model.first_change()
+        if failure is not None or changed is not None:
+            model.put_back()
+            self._go_back()
+            if failure is not None and len(found) > 1:
+                return self.next(len(found) - 1)
+            what = f"changes {changed}" if failure is None else f"raises {type(failure).__name__}"
+            raise HyperparameterChanged(f"its schedule {what}, which a captured step cannot follow")
         if not found and steps:
             raise HyperparameterChanged(f"its schedule changes {self._changed()}, which a captured step cannot follow")
         return torch.tensor(found, dtype=torch.float64)
@@ -155,9 +169,12 @@ class HyperparameterPreview:
 
     def rewind(self, taken: int) -> None:
         """Go back: only `taken` of the last requested steps were taken."""
-        state, self._host = self._before
-        self.schedule.load_state_dict(state)
+        self._go_back()
         self.next(taken)
+
+    def _go_back(self) -> None:
+        schedule, self._host = self._before
+        schedule.put_back()
 
     def finish(self) -> None:
         """Leave each group with the hyperparameters of its next step."""
