@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from regatta.errors import ConflictError, UsageError, nearest
 from regatta.network.graph import Edge, Network, Node, Parameter, Shape
@@ -46,24 +46,100 @@ class Mutation:
     resized: tuple[Resized, ...] = ()
 
 
-def insert(network: Network, after: str, template: LayerTemplate, *, fit: bool = False) -> Mutation:
+@dataclass(frozen=True)
+class Insert:
     """Put a layer between a node and all nodes that use its output."""
-    source = network.find(after)
-    if source.kind == "OUTPUT":
-        raise UsageError(f"Nothing follows the output {source.id!r}, so no layer can be inserted after it.")
-    id = _fresh_id(network, template)
-    node = Node(id, template.kind, template.name, {})
-    edges = [replace(edge, source=id) if edge.source == source.id else edge for edge in network.edges]
-    nodes = _insert_after(network.nodes, source.id, node)
-    return _finish(network, nodes, [*edges, Edge(source.id, id)], {id: template}, fit)
+
+    after: str
+    template: LayerTemplate
 
 
-def delete(network: Network, name: str, *, splice: bool = True, fit: bool = False) -> Mutation:
+@dataclass(frozen=True)
+class Delete:
     """Remove a layer. What used its output uses its input instead, or without `splice` loses that operand.
 
     Layers that no longer lead to an output are removed as well.
     """
-    node = network.find(name)
+
+    node: str
+    splice: bool = True
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Put another layer in the place of one, with the same inputs. Its weights are new."""
+
+    node: str
+    template: LayerTemplate
+
+
+@dataclass(frozen=True)
+class SetAttributes:
+    """Change hyperparameters of a layer. It keeps the weights whose shapes stay the same."""
+
+    node: str
+    changes: Mapping[str, Any]
+
+
+Edit: TypeAlias = Insert | Delete | Replace | SetAttributes
+
+
+def mutate(
+    network: Network, edits: Iterable[Edit], *, fit: bool = False, reserved: Mapping[str, Shape] | None = None
+) -> Mutation:
+    """Apply edits in their order, then infer all shapes once: edits that only fit together are one mutation.
+
+    No new parameter has the name and shape of one that is gone, or of a `reserved` one: it would take its weights.
+    """
+    draft, new = network, dict[str, LayerTemplate]()
+    for edit in edits:
+        draft = _edited(draft, edit, new)
+    known = {**(reserved or {}), **{name: parameter.shape for name, parameter in network.parameters.items()}}
+    return _finish(draft, new, fit, known)
+
+
+def insert(network: Network, after: str, template: LayerTemplate, *, fit: bool = False) -> Mutation:
+    return mutate(network, [Insert(after, template)], fit=fit)
+
+
+def delete(network: Network, name: str, *, splice: bool = True, fit: bool = False) -> Mutation:
+    return mutate(network, [Delete(name, splice)], fit=fit)
+
+
+def replace_layer(network: Network, name: str, template: LayerTemplate, *, fit: bool = False) -> Mutation:
+    return mutate(network, [Replace(name, template)], fit=fit)
+
+
+def set_attributes(network: Network, name: str, changes: Mapping[str, Any], *, fit: bool = False) -> Mutation:
+    return mutate(network, [SetAttributes(name, changes)], fit=fit)
+
+
+# Edits of the graph; `new` collects the templates of layers whose sizes are not known yet
+
+
+def _edited(network: Network, edit: Edit, new: dict[str, LayerTemplate]) -> Network:
+    match edit:
+        case Insert(after, template):
+            return _inserted(network, network.find(after), template, new)
+        case Delete(name, splice):
+            return _deleted(network, network.find(name), splice)
+        case Replace(name, template):
+            return _replaced(network, network.find(name), template, new)
+        case SetAttributes(name, changes):
+            return _changed(network, network.find(name), changes, new)
+
+
+def _inserted(network: Network, source: Node, template: LayerTemplate, new: dict[str, LayerTemplate]) -> Network:
+    if source.kind == "OUTPUT":
+        raise UsageError(f"Nothing follows the output {source.id!r}, so no layer can be inserted after it.")
+    id = _fresh_id(network, template)
+    new[id] = template
+    edges = [replace(edge, source=id) if edge.source == source.id else edge for edge in network.edges]
+    nodes = _insert_after(network.nodes, source.id, Node(id, template.kind, template.name, {}))
+    return replace(network, nodes=tuple(nodes), edges=(*edges, Edge(source.id, id)))
+
+
+def _deleted(network: Network, node: Node, splice: bool) -> Network:
     sources, targets = network.sources[node.id], network.targets[node.id]
     if node.kind in ("INPUT", "OUTPUT"):
         raise UsageError(f"{node.id!r} is an {node.kind.lower()} of the network and cannot be deleted.")
@@ -77,44 +153,40 @@ def delete(network: Network, name: str, *, splice: bool = True, fit: bool = Fals
         edges = [replace(edge, source=sources[0]) if edge.source == node.id else edge for edge in edges]
     else:
         edges = _without_operand(network, edges, node, targets)
-    nodes = [other for other in network.nodes if other.id != node.id]
-    return _finish(network, *_live(network, nodes, edges), {}, fit)
+    nodes, edges = _live(network, [other for other in network.nodes if other.id != node.id], edges)
+    return replace(network, nodes=tuple(nodes), edges=tuple(edges))
 
 
-def replace_layer(network: Network, name: str, template: LayerTemplate, *, fit: bool = False) -> Mutation:
-    """Put another layer in the place of one, with the same inputs. Its weights are new."""
-    node = network.find(name)
+def _replaced(network: Network, node: Node, template: LayerTemplate, new: dict[str, LayerTemplate]) -> Network:
     if node.kind in ("INPUT", "OUTPUT"):
         raise UsageError(f"{node.id!r} is an {node.kind.lower()} of the network and cannot be replaced.")
-    others = replace(network, nodes=tuple(n for n in network.nodes if n.id != node.id), edges=())
-    id = _fresh_id(others, template if template.name else replace(template, name=node.name or node.id))
-    new = Node(id, template.kind, template.name or node.name, {})
+    id = _fresh_id(network, template, leaving=node) if template.name else node.id
+    new.pop(node.id, None)
+    new[id] = template
+    made = Node(id, template.kind, template.name or node.name, {})
     edges = [
         Edge(id if e.source == node.id else e.source, id if e.target == node.id else e.target, e.position)
         for e in network.edges
     ]
-    nodes = [new if other.id == node.id else other for other in network.nodes]
-    return _finish(network, nodes, edges, {id: template}, fit)
+    nodes = [made if other.id == node.id else other for other in network.nodes]
+    return replace(network, nodes=tuple(nodes), edges=tuple(edges))
 
 
-def set_attributes(network: Network, name: str, changes: Mapping[str, Any], *, fit: bool = False) -> Mutation:
-    """Change hyperparameters of a layer. It keeps the weights whose shapes stay the same."""
-    node = network.find(name)
+def _changed(network: Network, node: Node, changes: Mapping[str, Any], new: dict[str, LayerTemplate]) -> Network:
+    if node.id in new:
+        new[node.id] = replace(new[node.id], attributes={**new[node.id].attributes, **changes})
+        return network
     attributes = {**node.attributes, **_expanded(node.kind, changes, node.attributes.get("dims"))}
-    changed = replace(node, attributes=attributes)
-    nodes = [changed if other.id == node.id else other for other in network.nodes]
-    return _finish(network, nodes, network.edges, {}, fit)
+    made = replace(node, attributes=attributes)
+    return replace(network, nodes=tuple(made if other.id == node.id else other for other in network.nodes))
 
 
 # How a changed network is made whole
 
 
-def _finish(
-    network: Network, nodes: Sequence[Node], edges: Iterable[Edge], new: Mapping[str, LayerTemplate], fit: bool
-) -> Mutation:
+def _finish(draft: Network, new: Mapping[str, LayerTemplate], fit: bool, reserved: Mapping[str, Shape]) -> Mutation:
     """Give new layers their sizes and parameters, resize layers if that is wanted, and infer all shapes."""
-    draft = Network(tuple(nodes), tuple(edges), network.name, network.source)
-    taken = {name: parameter.shape for name, parameter in draft.parameters.items()}
+    names = _ParameterNames(set(draft.parameters), reserved)
     outputs: dict[str, Output] = {}
     made: dict[str, Node] = {}
     resized: list[Resized] = []
@@ -128,9 +200,28 @@ def _finish(
             resized += changes
         outputs[id] = output_shape(layer)
         shape = outputs[id] if not isinstance(outputs[id], list) else None
-        made[id] = _with_parameters(replace(layer.node, shape=shape), taken)  # type: ignore[arg-type]
+        made[id] = _with_parameters(replace(layer.node, shape=shape), names)  # type: ignore[arg-type]
     _check_outputs(draft)
     return Mutation(replace(draft, nodes=tuple(made[node.id] for node in draft.nodes)), tuple(resized))
+
+
+@dataclass(frozen=True)
+class _ParameterNames:
+    """Names that new parameters cannot have: those in use, and of the same shape those of layers that are gone."""
+
+    used: set[str]
+    reserved: Mapping[str, Shape]
+
+    def fresh_prefix(self, prefix: str, wanted: Sequence[Parameter]) -> str:
+        """The beginning of the names of new parameters: the prefix, with a number if one of the names is taken."""
+        made, number = prefix, 0
+        while any(self._is_taken(f"{made}.{each.role}", each.shape) for each in wanted):
+            number += 1
+            made = f"{prefix}_{number}"
+        return made
+
+    def _is_taken(self, name: str, shape: Shape) -> bool:
+        return name in self.used or self.reserved.get(name) == shape
 
 
 def _check_operands(layer: Layer) -> None:
@@ -229,7 +320,7 @@ def _fitted(layer: Layer) -> tuple[Layer, list[Resized]]:
     return replace(layer, node=fitted), found
 
 
-def _with_parameters(node: Node, taken: dict[str, Shape]) -> Node:
+def _with_parameters(node: Node, names: _ParameterNames) -> Node:
     """The node with the parameters that its hyperparameters ask for; those with the same shape keep their names."""
     if node.kind in ("WEIGHT", "OTHER") or not (node.parameters or node.kind in _WITH_WEIGHTS):
         return node
@@ -238,20 +329,18 @@ def _with_parameters(node: Node, taken: dict[str, Shape]) -> Node:
     if not can_build(node):
         return node
     before = {parameter.role.partition("@")[0]: parameter for parameter in node.parameters}
-    prefix = _common_prefix(node)
+    wanted = node_parameters(node)
+    prefix = names.fresh_prefix(_common_prefix(node), [made for made in wanted if made.role not in before])
     after: list[Parameter] = []
-    for made in node_parameters(node):
+    for made in wanted:
         old = before.get(made.role)
-        if old is not None and _stored_shape(made.shape, old) == old.shape:
+        if old is None:
+            after.append(Parameter(made.role, f"{prefix}.{made.role}", made.shape))
+            names.used.add(after[-1].name)
+        elif _stored_shape(made.shape, old) == old.shape:
             after.append(old)
-            continue
-        name = old.name if old is not None else f"{prefix}.{made.role}"
-        layout = "" if old is None or "@" not in old.role else f"@{old.role.partition('@')[2]}"
-        shape = made.shape if old is None else _stored_shape(made.shape, old)
-        if old is None and name in taken:
-            name = f"{node.id}.{made.role}"
-        taken[name] = shape
-        after.append(Parameter(made.role + layout, name, shape))
+        else:
+            after.append(replace(old, shape=_stored_shape(made.shape, old)))
     return replace(node, parameters=tuple(after))
 
 
@@ -276,10 +365,10 @@ def _common_prefix(node: Node) -> str:
     return prefixes.pop() if len(prefixes) == 1 and "" not in prefixes else node.id
 
 
-def _fresh_id(network: Network, template: LayerTemplate) -> str:
+def _fresh_id(network: Network, template: LayerTemplate, leaving: Node | None = None) -> str:
     """The id of a new layer: its name, if it has one, which must be free."""
-    kind_of(template.kind)
-    taken = {node.id for node in network.nodes} | {node.name for node in network.nodes if node.name}
+    others = [node for node in network.nodes if node is not leaving]
+    taken = {node.id for node in others} | {node.name for node in others if node.name}
     if template.name:
         if template.name in taken:
             raise ConflictError(

@@ -9,7 +9,20 @@ from torch import nn
 
 from regatta.errors import ConflictError, DataError, UsageError
 from regatta.network import Network, from_torch, to_torch
-from regatta.network.mutate import LayerTemplate, Mutation, delete, insert, replace_layer, set_attributes
+from regatta.network.mutate import (
+    Delete,
+    Edit,
+    Insert,
+    LayerTemplate,
+    Mutation,
+    Replace,
+    SetAttributes,
+    delete,
+    insert,
+    mutate,
+    replace_layer,
+    set_attributes,
+)
 from regatta.network.shapes import ShapeError
 from regatta.network.torch.to_torch import load_weights, weights_of
 
@@ -139,6 +152,66 @@ def test_set_keeps_weights_whose_shape_stays(lenet: tuple[LeNet, Network]) -> No
     assert found.new == ("fc1.weight",)
     wider = set_attributes(network, "fc1", {"out": 7}, fit=True)
     assert [r.node for r in wider.resized] == ["fc2"]
+
+
+def test_edits_that_only_fit_together_are_one_mutation(lenet: tuple[LeNet, Network]) -> None:
+    model, network = lenet
+    wider = Insert("conv1", LayerTemplate("CONV", {"out": 30, "kernel": 3, "padding": 1}, "wide"))
+    edits: list[Edit] = [wider, SetAttributes("conv2", {"in": 30})]
+    for edit in edits:
+        with pytest.raises(ShapeError, match="CONV 'conv2' takes"):
+            mutate(network, [edit])
+    for order in (edits, edits[::-1]):
+        changed = mutate(network, order)
+        assert changed.resized == ()
+        module = to_torch(changed.network)
+        found = load_weights(module, dict(model.state_dict()), missing="initialise")
+        assert set(found.new) == {"wide.weight", "wide.bias", "conv2.weight"}
+        assert module(X).shape == (2, 10)
+
+
+def test_an_edit_sees_the_layers_of_those_before_it(lenet: tuple[LeNet, Network]) -> None:
+    _, network = lenet
+    made = mutate(
+        network,
+        [
+            Insert("fc1", LayerTemplate("FULL", {"out": 7}, "a")),
+            Insert("a", LayerTemplate("RELU", {}, "b")),
+            Replace("a", LayerTemplate("FULL", {"out": 500})),
+            SetAttributes("a", {"bias": False}),
+            Delete("b"),
+        ],
+    ).network
+    assert network.targets["fc1"] == made.targets["a"] and made.targets["fc1"] == ("a",)
+    assert [(p.name, p.shape) for p in made.by_id["a"].parameters] == [("a.weight", (500, 500))]
+    assert "b" not in made.by_id
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [Replace("fc2", LayerTemplate("FULL", {"out": 10}))],
+        [Delete("fc2"), Insert("fc1", LayerTemplate("FULL", {"out": 10}, "fc2"))],
+    ],
+)
+def test_a_new_layer_does_not_take_the_weights_of_one_that_is_gone(
+    lenet: tuple[LeNet, Network], edits: list[Edit]
+) -> None:
+    model, network = lenet
+    changed = mutate(network, edits).network
+    assert [p.name for p in changed.by_id["fc2"].parameters] == ["fc2_1.weight", "fc2_1.bias"]
+    found = load_weights(to_torch(changed), dict(model.state_dict()), missing="initialise")
+    assert found.new == ("fc2_1.weight", "fc2_1.bias") and found.dropped == ("fc2.weight", "fc2.bias")
+
+
+def test_a_new_layer_does_not_take_the_weights_of_a_reserved_name(lenet: tuple[LeNet, Network]) -> None:
+    _, network = lenet
+    edit = Insert("fc1", LayerTemplate("FULL", {}, "more"))
+    names = {
+        shape: mutate(network, [edit], reserved={"more.weight": shape}).network.by_id["more"].parameters[0].name
+        for shape in ((500, 500), (3,))
+    }
+    assert names == {(500, 500): "more_1.weight", (3,): "more.weight"}
 
 
 def test_names_that_are_taken_and_unknown_hyperparameters(lenet: tuple[LeNet, Network]) -> None:
