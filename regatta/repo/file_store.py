@@ -121,10 +121,11 @@ class FileFolder:
         """The hashes of all stored files."""
         if not self.folder.is_dir():
             return
-        for folder in sorted(self.folder.iterdir()):
-            for path in sorted(folder.iterdir()) if folder.name != TMP else ():
+        for folder in sorted(self.folder.glob("[0-9a-f][0-9a-f]/")):
+            for path in sorted(folder.iterdir()):
                 if _HASH.fullmatch(path.name):
-                    yield path.name, path.stat()
+                    with suppress(FileNotFoundError):  # gc of another process has just deleted it
+                        yield path.name, path.stat()
 
     def renew(self, digests: Iterable[str]) -> None:
         """Restart the age of these files, which gc looks at."""

@@ -107,6 +107,24 @@ def test_equal_files_are_stored_once(tmp_path: Path) -> None:
     assert list((tmp_path / "files" / "tmp").iterdir()) == []
 
 
+def test_what_else_is_in_the_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FileFolder(tmp_path / "files")
+    kept, gone = files.put_all({"a": b"kept", "b": b"gone"})
+    (tmp_path / "files" / ".DS_Store").write_text("of the file manager")
+    (tmp_path / "files" / "notes").mkdir()
+    (tmp_path / "files" / "notes" / kept.hash).write_text("of the user")
+    assert sorted(digest for digest, _ in files.present()) == sorted((kept.hash, gone.hash))
+    status = Path.stat
+
+    def late(path: Path, **options: bool) -> os.stat_result:
+        if path.name == gone.hash:
+            path.unlink(missing_ok=True)
+        return status(path, **options)
+
+    monkeypatch.setattr(Path, "stat", late)
+    assert [digest for digest, _ in files.present()] == [kept.hash], "gc of another process deleted the other"
+
+
 def test_a_truncated_file_is_replaced_by_the_whole_one(tmp_path: Path) -> None:
     files = FileFolder(tmp_path / "files")
     (entry,) = files.put_all({"a": b"whole"})
