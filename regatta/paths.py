@@ -94,9 +94,10 @@ def has_packs(store: Path) -> bool:
 def bytes_on_disk(path: Path) -> int:
     """The disk space that a file, or a folder with everything in it, takes: what `du` says."""
     found = {}
-    for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
+    below = (os.path.join(here, name) for here, folders, files in os.walk(path) for name in (*folders, *files))
+    for entry in (str(path), *below):
         try:
-            status = entry.lstat()
+            status = os.lstat(entry)
         except FileNotFoundError:  # deleted in the meantime
             continue
         found[status.st_dev, status.st_ino] = status.st_blocks * 512  # of several names of a file, one counts

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from regatta.errors import UsageError
-from regatta.paths import ensure_repository, find_repository
+from regatta.paths import bytes_on_disk, ensure_repository, find_repository
 
 
 def test_the_nearest_repository_upward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +48,23 @@ def test_a_repository_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("os.access", lambda path, mode: False)  # tests may run as a user who may write anywhere
     with pytest.raises(UsageError, match="permission denied"):
         ensure_repository(tmp_path)
+
+
+def test_the_space_of_a_folder_from_which_another_process_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "file").write_bytes(b"x" * 10_000)
+    os.link(tmp_path / "a" / "deep" / "file", tmp_path / "a" / "again")  # one file, two names
+    whole = bytes_on_disk(tmp_path)
+    assert 3 * 10_000 <= whole < 4 * 10_000 + 8 * 8192
+    scan = os.scandir
+
+    def late(path: Any) -> Any:
+        if not isinstance(path, int) and Path(path).name == "deep":
+            shutil.rmtree(Path(path).parent)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert bytes_on_disk(tmp_path) < whole
