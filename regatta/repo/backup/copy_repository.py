@@ -67,7 +67,7 @@ def back_up(repo: Repo, target: Path) -> BackupResult:
         raise ConflictError(
             "There is a repository already.", place=str(final), hint="Choose another folder, or remove that one."
         )
-    if final.is_relative_to(repo.folder):
+    if final.resolve().is_relative_to(repo.folder.resolve()):
         raise ConflictError("A repository is not copied into itself.", place=str(final), hint="Choose another folder.")
     writable_folder(final.parent, "folder of the copy")
     written = final.with_name(f"{FOLDER}.{os.getpid()}-{secrets.token_hex(4)}")

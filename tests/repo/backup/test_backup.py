@@ -56,6 +56,9 @@ def test_a_backup_replaces_nothing(tmp_path: Path) -> None:
             repo.backup(tmp_path / "copy")
         with pytest.raises(ConflictError, match="into itself"):
             repo.backup(repo.folder / "copy")
+        (tmp_path / "link").symlink_to(repo.folder)
+        with pytest.raises(ConflictError, match="into itself"):
+            repo.backup(tmp_path / "link" / "copy")
 
 
 def test_a_damaged_repository_gives_no_copy(tmp_path: Path) -> None:
