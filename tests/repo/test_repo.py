@@ -126,6 +126,14 @@ def test_invalid_names_are_refused(repo: Repo, name: object) -> None:
     assert repo.versions() == []
 
 
+def test_a_commit_needs_no_current_folder(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    made = repo.commit("net", WEIGHTS)
+    assert made.git is None and repo.copy(made, "other").git is None
+
+
 def test_tags_move_only_on_request(repo: Repo) -> None:
     first, second = commit(repo), commit(repo)
     repo.tag(first, "best")
