@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from regatta.dql.parse import MAX_TEXT, parse
@@ -56,3 +57,24 @@ def _path(repository: Path, name: str) -> Path:
             f"A query cannot be saved as {name!r:.100}; use letters, digits, '.', '-' and '_', at most {MAX_NAME}."
         )
     return repository / QUERIES / f"{name}{QUERY_SUFFIX}"
+
+
+class SavedQueries(Mapping[str, str]):
+    """The saved queries of a repository by name; each is read when it is asked for."""
+
+    def __init__(self, repository: Path) -> None:
+        self._repository = repository
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self:
+            raise KeyError(name)
+        return read_query(self._repository, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in saved_queries(self._repository)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(saved_queries(self._repository))
+
+    def __len__(self) -> int:
+        return len(saved_queries(self._repository))

@@ -1,0 +1,136 @@
+"""What queries can name: the tables, the attributes of versions, and the names that a repository has.
+
+Every name has a type and its column of the catalog (regatta/repo/catalog/migrations.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from regatta.dql.bound import Type
+
+if TYPE_CHECKING:
+    from regatta.repo import Repo
+
+
+@dataclass(frozen=True)
+class SchemaColumn:
+    """`sql` stands for the rows under the alias {row}."""
+
+    type: Type
+    sql: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """`sql` is what stands after FROM; `key` orders the rows."""
+
+    sql: str
+    columns: Mapping[str, SchemaColumn]
+    key: tuple[str, ...]
+
+
+def _columns(**types: Type) -> dict[str, SchemaColumn]:
+    return {name: SchemaColumn(type_, f'{{row}}."{name}"') for name, type_ in types.items()}
+
+
+_VERSION_ID = SchemaColumn("text", "(SELECT id FROM model_version WHERE key = {row}.version)")
+
+VERSION_ATTRIBUTES: Mapping[str, SchemaColumn] = {
+    **_columns(id="text", name="text", number="number"),
+    "reference": SchemaColumn("text", "{row}.name || '@' || {row}.number"),
+    "creation_time": SchemaColumn("time", "{row}.created"),
+    "created": SchemaColumn("time", "{row}.created"),
+    **_columns(message="text", parameters="number", bytes="number", snapshots="number", network="text", config="text"),
+}
+RUN_ATTRIBUTES: Mapping[str, SchemaColumn] = _columns(
+    name="text", status="text", started="time", metric="text", mode="text"
+)
+GIT_ATTRIBUTES: Mapping[str, Type] = {"commit": "text", "branch": "text", "dirty": "boolean"}
+VERSIONS = "versions"  # a variable over this table is one over versions
+
+TABLES: Mapping[str, Table] = {
+    "snapshots": Table(
+        "snapshot",
+        {
+            "version": _VERSION_ID,
+            **_columns(position="number", epoch="number", kind="text", reference="text", snapshot="text"),
+        },
+        ("version", "position"),
+    ),
+    "metrics": Table(
+        "metric",
+        {"version": _VERSION_ID, **_columns(name="text", step="number", value="number")},
+        ("version", "name", "step"),
+    ),
+    "hyperparameters": Table(
+        "hyperparameter",
+        {
+            "version": _VERSION_ID,
+            **_columns(name="text"),
+            "value": SchemaColumn("any", "NULLIF({row}.json, 'null')"),
+            **_columns(number="number"),
+        },
+        ("version", "name"),
+    ),
+    "runs": Table(
+        "run",
+        {
+            "id": SchemaColumn("text", "{row}.series"),
+            **_columns(name="text", folder="text", status="text", started="time", metric="text", mode="text"),
+        },
+        ("series",),
+    ),
+    "nodes": Table(
+        "node",
+        {
+            **_columns(network="text"),
+            "id": SchemaColumn("text", "{row}.node"),
+            **_columns(position="number", kind="text", name="text", module="text", numbered="text", attributes="text"),
+        },
+        ("network", "position"),
+    ),
+    "edges": Table(
+        "edge",
+        _columns(network="text", source="text", target="text", operand="number"),
+        ("network", "target", "operand"),
+    ),
+    "parents": Table(
+        "parent",
+        {
+            "version": SchemaColumn("text", "(SELECT id FROM model_version WHERE key = {row}.derived)"),
+            "parent": SchemaColumn("text", "(SELECT id FROM model_version WHERE key = {row}.base)"),
+            **_columns(kind="text", epoch="number"),
+            "message": SchemaColumn("text", '{row}."commit"'),
+        },
+        ("derived", "base"),
+    ),
+    "tags": Table("tag", {**_columns(name="text"), "version": _VERSION_ID, **_columns(created="time")}, ("name",)),
+    "files": Table(
+        "file",
+        {"version": _VERSION_ID, **_columns(path="text", hash="text", bytes="number", executable="boolean")},
+        ("version", "path"),
+    ),
+}
+TABLE_NAMES = (VERSIONS, *TABLES)
+
+
+@dataclass(frozen=True)
+class KnownNames:
+    """What the binder must know of a repository. `saved` has the texts of saved queries by name.
+
+    None stands for every name: in an empty repository, no metric and no hyperparameter is an error.
+    """
+
+    metrics: frozenset[str] | None = None
+    hyperparameters: frozenset[str] | None = None
+    saved: Mapping[str, str] = field(default_factory=dict)
+
+
+def known_names(repo: Repo, saved: Mapping[str, str] | None = None) -> KnownNames:
+    if not repo.catalog.count():
+        return KnownNames(saved=saved or {})
+    metrics, hyperparameters = repo.catalog.metric_names(), repo.catalog.hyperparameter_names()
+    return KnownNames(frozenset(metrics), frozenset(hyperparameters), saved or {})
