@@ -534,6 +534,11 @@ class Sweep:
                 check_batch_size(config)
 
     def _pickle(self, project: Path) -> bytes:
+        elif getattr(self.search, "counts_iterations", False):
+            raise UsageError(
+                "A rule of the search counts iterations, but train_fn makes its own batches.",
+                hint='Count epochs: top(5, "loss", 3, "epochs").',
+            )
         """The sweep for the folder of its run. Data inside the project is found again after the project was moved."""
         try:
             portable = copy.copy(self)

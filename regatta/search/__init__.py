@@ -12,6 +12,7 @@
     mutations.py   step, factor, resample: how a child's value differs from its parent's
     optuna.py      configurations that Optuna's samplers propose
     stopping.py    limits that combine with any search
+    keep.py        rules that stop what is not good enough: top(5, "loss", 100)
     predict.py     a forecast of the epochs that a search will ask for
 
 A search knows neither the engine nor the clock. All its random numbers come from the seeds that it is given.
@@ -22,6 +23,7 @@ from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 from regatta.search.configs import configs
 from regatta.search.grid import grid
 from regatta.search.hyperband import hyperband, hyperband_brackets
+from regatta.search.keep import keeping, require, top
 from regatta.search.mutations import factor, resample, step
 from regatta.search.optuna import optuna
 from regatta.search.pbt import pbt
@@ -31,6 +33,6 @@ from regatta.search.stopping import stopping
 
 __all__ = [
     "Action", "Goal", "Report", "Search", "Stop", "Train", "asha", "asha_rungs", "choice", "configs", "factor", "grid",
-    "hyperband", "hyperband_brackets", "integers", "loguniform", "optuna", "pbt", "random", "resample", "step",
-    "stopping", "uniform",
+    "hyperband", "hyperband_brackets", "integers", "keeping", "loguniform", "optuna", "pbt", "random", "require",
+    "resample", "step", "stopping", "top", "uniform",
 ]  # fmt: skip

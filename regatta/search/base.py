@@ -65,7 +65,8 @@ class Report:
 
     `config` is its id, `values` the configuration itself; `epoch` counts from 1. `time` is the age of the run in
     seconds, `device_seconds` the sum of the seconds that its workers trained and evaluated: a search has no clock. A
-    configuration that was stopped may still report the epoch that was running.
+    configuration that was stopped may still report the epoch that was running. `iterations` are the batches of
+    `batch_size` rows that the configuration was trained on so far, 0 without a batch size.
     """
 
     config: str
@@ -75,6 +76,7 @@ class Report:
     failed: bool = False
     time: float = 0.0
     device_seconds: float = 0.0
+    iterations: int = 0
 
 
 Action: TypeAlias = Train | Stop

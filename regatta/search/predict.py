@@ -10,6 +10,7 @@ from random import Random
 
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
+from regatta.search.keep import KeepingSearch
 from regatta.search.stopping import Stopping
 
 MAX_REPORTS = 20_000  # the forecast ends after this many reports
@@ -30,7 +31,7 @@ def forecast(search: Search, goal: Goal, most: int = MAX_REPORTS) -> dict[str, T
 def describe_forecast_limits(search: Search, goal: Goal, found: dict[str, Train], most: int = MAX_REPORTS) -> str:
     """What the forecast does not include, as text; empty where it is complete."""
     if all(action.epochs >= goal.epochs for action in found.values()):
-        if isinstance(search, Stopping):
+        if isinstance(search, Stopping | KeepingSearch):
             return "all epochs are counted; models may be stopped before"
         if not isinstance(search, Sized):
             return "only the configurations that the search begins with are counted; it may ask for more later"

@@ -78,6 +78,11 @@ class Stopping:
     def __init__(self, search: Search, limits: Limits) -> None:
         self._search, self._limits = search, limits
 
+    @property
+    def counts_iterations(self) -> bool:
+        """Whether a rule of the inner search needs to know the iterations of a configuration."""
+        return bool(getattr(self._search, "counts_iterations", False))
+
     def describe(self) -> dict[str, Any]:
         limits = {name: value for name, value in vars(self._limits).items() if value is not None}
         return {"kind": "stopping", **limits, "search": self._search.describe()}

@@ -39,6 +39,7 @@ goals = st.builds(
     seed=st.integers(0, 2**63 - 1),
 )
 metrics = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
+ITERATIONS = 10  # of each epoch of a simulated run
 Outcome: TypeAlias = float | Literal["missing"] | None  # a metric, a report without it, a failure
 outcomes: st.SearchStrategy[Outcome] = st.one_of(metrics, st.none(), st.just("missing"))
 
@@ -81,7 +82,8 @@ class SimulatedRun:
             self.ended.add(config)
         values = {self.goal.metric: metric} if isinstance(metric, int | float) else {}
         clock = float(len(self.story))
-        report = Report(config, self.values[config], self.reached[config], values, failed, clock, 2 * clock)
+        epoch = self.reached[config]
+        report = Report(config, self.values[config], epoch, values, failed, clock, 2 * clock, ITERATIONS * epoch)
         self.story.append(report)
         return report
 

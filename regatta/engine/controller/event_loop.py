@@ -23,7 +23,7 @@ from regatta.engine.controller.run_log import RunLog
 from regatta.engine.controller.settings import RunSettings
 from regatta.engine.controller.state_files import StateFiles
 from regatta.engine.controller.trial_scheduler import TrialScheduler
-from regatta.engine.controller.trials import Trial, Trials, summary
+from regatta.engine.controller.trials import Trial, Trials, iterations, summary
 from regatta.engine.controller.watchdog import DiskPause, Watchdog
 from regatta.engine.messages import (
     DiskFull,
@@ -225,12 +225,11 @@ class EventLoop:
         """All units of an epoch count: write the report, and let the search decide."""
         record = self.run_log.record
         metrics = summary(record.configs[trial.id], epoch)
-        elapsed, spent = record.elapsed, record.device_seconds
-        self.run_log.write(
-            "report", config=trial.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent
-        )
+        elapsed, spent, batches = record.elapsed, record.device_seconds, iterations(record.configs[trial.id], epoch)
+        costs = {"elapsed": elapsed, "device_seconds": spent, "iterations": batches}
+        self.run_log.write("report", config=trial.id, epoch=epoch, metrics=metrics, **costs)
         self.run_log.warn_of_metrics(trial, epoch, metrics)
-        self.scheduler.want(self.trials.report(trial.id, epoch, metrics, elapsed, spent))
+        self.scheduler.want(self.trials.report(trial.id, epoch, metrics, elapsed, spent, batches))
 
     def _delete_state(self, path: Path) -> None:
         self.state_files.states.drop(path)

@@ -70,21 +70,29 @@ class Trials:
         event = line["event"]
         if event == "report":
             metrics = {name: float(value) for name, value in line["metrics"].items()}
-            self.report(line["config"], line["epoch"], metrics, line["elapsed"], line["device_seconds"])
+            costs = line["elapsed"], line["device_seconds"], line.get("iterations", 0)
+            self.report(line["config"], line["epoch"], metrics, *costs)
         elif event == "failed":
             self.fail(line["config"], line["epoch"])
         elif event == "request" and line["answer"]["done"]:
             self.apply_request(line)
 
     def report(
-        self, config: str, epoch: int, metrics: Mapping[str, float], elapsed: float, device_seconds: float
+        self,
+        config: str,
+        epoch: int,
+        metrics: Mapping[str, float],
+        elapsed: float,
+        device_seconds: float,
+        iterations: int = 0,
     ) -> list[Trial]:
         """An epoch counts. Returns the trials that the search changes because of it."""
         trial = self._trials[config]
         if trial.failed:  # in a later epoch, while this one was still being evaluated
             return []
         self._reported[config] = max(epoch, self._reported.get(config, 0))
-        trial.held_back.append(Report(config, trial.values, epoch, metrics, False, elapsed, device_seconds))
+        costs = elapsed, device_seconds, iterations
+        trial.held_back.append(Report(config, trial.values, epoch, metrics, False, *costs))
         return self._apply(self._report_to_search(trial))
 
     def fail(self, config: str, epoch: int) -> list[Trial]:
@@ -169,6 +177,17 @@ def summary(config: ConfigRecord, epoch: int) -> dict[str, float]:
             total, seen = sums.get(name, (0.0, 0))
             sums[name] = total + value * unit.rows, seen + unit.rows
     return {name: total / max(1, seen) for name, (total, seen) in sorted(sums.items())}
+
+
+def iterations(config: ConfigRecord, epoch: int) -> int:
+    """The batches of all training units up to an epoch; a partition's last, smaller batch is one as well.
+
+    0 for a configuration without a batch size.
+    """
+    size = config.values.get("batch_size")
+    if not isinstance(size, int) or size < 1:
+        return 0
+    return sum(-(-unit.rows // size) for unit in config.units if unit.kind == "train" and unit.epoch <= epoch)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.errors import ConflictError, UsageError
 from regatta.journal.journal_file import Journal, Record
 from regatta.journal.lock import is_live
+from regatta.search import Search
 
 EPOCHS = 3
 
@@ -244,3 +245,33 @@ def test_a_controller_killed_before_a_record(tmp_path: Path, undisturbed_halving
 
 def _reports(line: Record, config: str) -> bool:
     return bool(line["event"] == "report" and line["config"] == config)
+
+
+def test_rules_in_iterations_decide_alike_in_a_resumed_run(tmp_path: Path) -> None:
+    """`top` stops models by the iterations in the journal; after kills, the same ones are kept."""
+
+    def rules_over_grid() -> Search:
+        grid = search.grid(lr=[0.001, 0.01, 0.02, 0.05, 0.1], batch_size=[4, 9])
+        return search.keeping(grid, search.top(3, "loss", 16), search.require("loss", "<", 100.0, 2))
+
+    first = plain_sweep(tmp_path, search=rules_over_grid(), epochs=4, name="whole").launch(progress=False)
+    configs = first.record.configs
+    rows = [part.rows or 0 for part in first.sweep().dataset.train]
+
+    def batches(config: Any) -> int:
+        return sum(-(-count // config.values["batch_size"]) for count in rows)
+
+    at = {  # the first report at or after iteration 16: a partition's last, smaller batch counts as well
+        config.id: next(e for e in config.reports if e * batches(config) >= 16) for config in configs.values()
+    }
+    best = sorted(configs, key=lambda config: (configs[config].reports[at[config]]["loss"], config))[:3]
+    assert {c.id for c in configs.values() if c.status == "done"} == set(best)
+    assert {c.status for c in configs.values()} == {"done", "stopped"}
+    lines = (first.folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    reports = [json.loads(line) for line in lines if b'"event":"report"' in line]
+    assert all(report["iterations"] == report["epoch"] * batches(configs[report["config"]]) for report in reports)
+    again = plain_sweep(tmp_path, search=rules_over_grid(), epochs=4, name="killed")
+    assert [killed_after(records, again) for records in (30, 45)] == [True, True]
+    run = again.launch(progress=False)
+    assert {c.id for c in run.record.configs.values() if c.status == "done"} == set(best)
+    check_counted_once(run)
