@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -61,7 +61,10 @@ class JoiningWorker:
 
 
 class ControlServer:
-    """Accepts connections in a thread of its own; the controller takes them with `next_caller`."""
+    """Accepts connections; the controller takes them with `next_caller`.
+
+    One thread accepts, and each connection has a thread that hears it out: one that says nothing blocks no other.
+    """
 
     def __init__(self, folder: Path, wake: Callable[[], None]) -> None:
         """`wake` is called from another thread when there is a caller."""
@@ -70,17 +73,18 @@ class ControlServer:
         self._callers: queue.SimpleQueue[RequestNotice | JoiningWorker] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Lock()
+        self._listening = threading.Thread(target=self._listen, name="control server", daemon=True)
         self._socket_folder = tempfile.mkdtemp(prefix="regatta-")  # short: a socket's name has some 100 characters
-        key = secrets.token_bytes(32)
-        self._listener = Listener(os.path.join(self._socket_folder, "door"), family="AF_UNIX", authkey=key)
-        address = {"address": self._listener.address, "key": key.hex(), "path": sys.path, "pid": os.getpid()}
+        self._key = secrets.token_bytes(32)
+        self._listener = Listener(os.path.join(self._socket_folder, "door"), family="AF_UNIX")
+        address = {"address": self._listener.address, "key": self._key.hex(), "path": sys.path, "pid": os.getpid()}
         path = folder / CONTROL_ADDRESS
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(json.dumps(address))
 
     def __enter__(self) -> ControlServer:
-        threading.Thread(target=self._listen, name="control server", daemon=True).start()
+        self._listening.start()
         if read_requests(self._folder):
             self._callers.put(RequestNotice())
             self._wake()
@@ -93,6 +97,7 @@ class ControlServer:
             (self._folder / CONTROL_ADDRESS).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # wakes the thread, which waits for a connection
                 Client(str(self._listener.address), family="AF_UNIX").close()
+                self._listening.join()
             self._listener.close()
             shutil.rmtree(self._socket_folder, ignore_errors=True)
         finally:
@@ -108,16 +113,24 @@ class ControlServer:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):
-                continue  # it has no key, or went away
-            try:
-                hello = connection.recv_bytes(MAX_REQUEST_BYTES) if connection.poll(HELLO_TIMEOUT_S) else b"null"
-                wishes: Any = json.loads(hello)
-            except (OSError, EOFError, ValueError, RecursionError):
+            except OSError:
+                continue  # it went away
+            if self._closed:
                 connection.close()
-                continue
-            joins = isinstance(wishes, dict) and wishes.get("kind") == "worker"
-            self._announce(JoiningWorker(connection, wishes) if joins else RequestNotice(connection))
+            else:
+                threading.Thread(target=self._hear, args=(connection,), name="caller", daemon=True).start()
+
+    def _hear(self, connection: Socket) -> None:
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello = connection.recv_bytes(MAX_REQUEST_BYTES) if connection.poll(HELLO_TIMEOUT_S) else b"null"
+            wishes: Any = json.loads(hello)
+        except (OSError, EOFError, AuthenticationError, ValueError, RecursionError):
+            connection.close()  # it has no key, or went away
+            return
+        joins = isinstance(wishes, dict) and wishes.get("kind") == "worker"
+        self._announce(JoiningWorker(connection, wishes) if joins else RequestNotice(connection))
 
     def _announce(self, caller: RequestNotice | JoiningWorker) -> None:
         with self._closing:

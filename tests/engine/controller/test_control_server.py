@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ from recipes import eval_fn, loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
-from regatta.engine.controller.control_server import ControlServer, ask, connect
+from regatta.engine.controller import control_server
+from regatta.engine.controller.control_server import ControlServer, ask, connect, read_address
 from regatta.engine.controller.event_loop import EventLoop
 from regatta.errors import NotFoundError, UsageError
 from regatta.search.base import Search
@@ -246,6 +248,24 @@ def test_no_connection_without_the_key(tmp_path: Path, ended: list[Run]) -> None
     with pytest.raises((AuthenticationError, OSError, EOFError)):
         Client(door["address"], family="AF_UNIX", authkey=b"guess").recv_bytes()
     assert run.stop(SLOW)["done"], "and the door still opens"
+
+
+def test_a_caller_that_says_nothing_blocks_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that answers no challenge, nor one that has the key and does not say what it wants."""
+
+    def call() -> None:
+        with connect(tmp_path) as connection:
+            connection.send_bytes(b'{"kind": "request"}')
+
+    monkeypatch.setattr(control_server, "HELLO_TIMEOUT_S", 600.0)
+    with ControlServer(tmp_path, lambda: None) as control, socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(read_address(tmp_path)["address"])
+        threading.Thread(target=call, daemon=True).start()
+        assert soon(lambda: control._callers.qsize() == 1)
+        with connect(tmp_path):
+            threading.Thread(target=call, daemon=True).start()
+            assert soon(lambda: control._callers.qsize() == 2)
+    assert not any(thread.name == "control server" for thread in threading.enumerate())
 
 
 def interrupt_waiting(thread: int) -> None:
