@@ -130,15 +130,20 @@ def _is_named(module: str, words: set[str]) -> bool:
 
 
 def _file(name: str, recorded: Mapping[str, Any] | None = None) -> str | None:
-    """The file of a module, which is not imported for this; None if it has none."""
-    if recorded is not None and Path(recorded["file"]).is_file():
-        return str(recorded["file"])
+    """The file of a module, which is not imported for this; None if it has none.
+
+    The module of a recorded run is looked for where its workers will find it. The file of that time may be another one,
+    if the project was copied.
+    """
     loaded = sys.modules.get(name)
-    if loaded is not None:
+    if loaded is not None and recorded is None:
         file = getattr(loaded, "__file__", None)
         return file if file is not None and Path(file).is_file() else None
     spec = _spec(name)
-    return spec.origin if spec is not None and spec.has_location else None
+    if spec is not None and spec.has_location:
+        return spec.origin
+    then = None if recorded is None else str(recorded["file"])
+    return then if then is not None and Path(then).is_file() else None
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:

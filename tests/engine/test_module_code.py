@@ -148,6 +148,20 @@ def test_a_resumed_run_names_what_has_changed(interrupted: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_copied_project_is_compared_with_its_own_modules(interrupted: Path, tmp_path: Path) -> None:
+    """The files that the run recorded still exist: they are those of the project that was copied."""
+    first = copied(interrupted, tmp_path)
+    shutil.copytree(first, tmp_path / "second")
+    edit(tmp_path / "second", "own_layers/deep.py", "0.1", "0.2")
+    done = python(tmp_path / "second", "-m", "regatta", "resume", "digits-1")
+    assert done.returncode == 4
+    assert f"own_layers.deep ({tmp_path / 'second' / 'own_layers' / 'deep.py'}): RATE" in done.stderr
+    edit(tmp_path / "second", "own_layers/deep.py", "0.2", "0.1")
+    edit(first, "own_layers/deep.py", "0.1", "0.2")
+    done = python(tmp_path / "second", "-m", "regatta", "resume", "digits-1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_comments_and_other_modules_do_not_count(interrupted: Path, tmp_path: Path) -> None:
     folder = copied(interrupted, tmp_path)
     edit(folder, "own_losses.py", '"""The loss of a batch."""', '"""Its loss."""  # of a batch')
