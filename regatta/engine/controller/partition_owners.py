@@ -46,13 +46,14 @@ class PartitionOwners:
         heirs = self._mates(team, workers_up) or sorted(team - {worker})
         for kind in KINDS:
             held = self._held[kind]
-            orphaned = [j for j in held.pop(worker, ()) if not any(j in held[heir] for heir in heirs)]
+            orphaned = [j for j in held.pop(worker, ()) if not self._holders(kind, j, heirs)]
             unreadable = [j for j in orphaned if not self._partitions[kind][j].path.exists()]
             if unreadable:
                 yield f"{kind} partitions {unreadable} were held by {worker} alone and cannot be read from here"
             for j in orphaned:
                 if j not in unreadable:
                     self._give(kind, j, heirs)
+        self._restore_unread()
 
     def withdraw(self, worker: str, kind: str, partition: int, workers_up: Collection[str]) -> list[str]:
         """A worker cannot read a partition. Returns the workers that hold it now: others, unless there are none."""
@@ -68,6 +69,13 @@ class PartitionOwners:
     def restore(self, kind: str, partition: int) -> None:
         """Let the workers that could not read a partition try again."""
         self._withdrawn = {entry for entry in self._withdrawn if entry[1:] != (kind, partition)}
+
+    def _restore_unread(self) -> None:
+        """Let workers try a partition again that only a worker could read that has left."""
+        joined = [worker for worker in self._held["train"] if worker not in self._teams]
+        for kind, partition in {entry[1:] for entry in self._withdrawn}:
+            if not all(self._holders(kind, partition, [*team, *joined]) for team in self._teams.values()):
+                self.restore(kind, partition)
 
     def _reads(self, worker: str, kind: str, partition: int) -> bool:
         """Whether a worker may be able to read a partition, as far as is known."""

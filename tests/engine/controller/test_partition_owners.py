@@ -115,6 +115,23 @@ def test_a_partition_that_a_worker_cannot_read_goes_to_others(tmp_path: Path) ->
     assert owners.partitions_of("w0")[0] == [0, 2], "a worker that is started again tries again"
 
 
+def test_a_partition_that_the_last_of_a_team_could_not_read_is_tried_again(tmp_path: Path) -> None:
+    """The worker that could read it has left, and nobody else would ever read it."""
+    owners = PartitionOwners(small_data(tmp_path / "data"), ("w0", "w1"))
+    assert owners.withdraw("w0", "train", 2, ["w0", "w1"]) == ["w1"]
+    assert list(owners.hand_over("w1", ["w0"])) == []
+    assert sorted(owners.partitions_of("w0")[0]) == [0, 1, 2, 3]
+
+
+def test_a_partition_of_a_lost_worker_goes_to_one_that_can_read_it(tmp_path: Path) -> None:
+    owners = PartitionOwners(small_data(tmp_path / "data"), ("w0", "w1", "w2"))
+    (heir,) = owners.withdraw("w0", "train", 0, ["w0", "w1", "w2"])
+    (other,) = {"w1", "w2"} - {heir}
+    assert list(owners.hand_over(heir, ["w0", other])) == []
+    assert 0 in owners.partitions_of(other)[0]
+    assert 0 not in owners.partitions_of("w0")[0], "it holds the partition, and cannot read it"
+
+
 def test_an_availability_map_names_all_that_can_read_a_partition(tmp_path: Path) -> None:
     data = small_data(tmp_path / "data")
     train, held_out = ([part.path for part in kind] for kind in (data.train, data.eval))
