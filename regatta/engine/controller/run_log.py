@@ -18,8 +18,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 class RunLog:
     """Writes records. Each one is applied to the run's record and passed to the listeners at once."""
 
-    def __init__(self, listeners: Iterable[Listener], metric: str, wait_for_room: Callable[[OSError], bool]) -> None:
-        """When the journal's disk is full, `wait_for_room` waits, and returns whether to try again."""
+    def __init__(self, listeners: Iterable[Listener], metric: str, wait_for_room: Callable[[OSError], None]) -> None:
+        """When the journal's disk is full, `wait_for_room` waits until the record can be tried again."""
         self.record = RunRecord()
         self.listeners = list(listeners)
         self._metric = metric
@@ -35,8 +35,9 @@ class RunLog:
                 line = self.journal.append(event, then, **fields)
                 break
             except OSError as error:
-                if error.errno not in DISK_FULL or not self._wait_for_room(error):
+                if error.errno not in DISK_FULL:
                     raise
+                self._wait_for_room(error)
         self._publish(line, self.journal.last_size)
 
     def settle(self) -> None:

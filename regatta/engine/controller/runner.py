@@ -83,6 +83,7 @@ class Runner:
     def interrupt(self) -> None:
         """Come to a halt once the states of finished units are durable; may be called from another thread."""
         self._interrupted = True
+        self._watchdog.give_up_room()
         if self._looping or self._profiler.under_way:
             self._wake()
 
@@ -97,13 +98,13 @@ class Runner:
     def _wake(self) -> None:
         self._replanner.pool.wake()
 
-    def _wait_for_room(self, error: OSError) -> bool:
-        """The journal cannot be written; whether there is room again."""
+    def _wait_for_room(self, error: OSError) -> None:
+        """The journal cannot be written: wait until it can. A run that is interrupted ends without its last records."""
+        if not self._interrupted:
+            self._disk.begin(f"the journal cannot be written: {error.strerror}")
+            self._watchdog.wait_for_room()
         if self._interrupted:
-            return False
-        self._disk.begin(f"the journal cannot be written: {error.strerror}")
-        self._watchdog.wait_for_room()
-        return True
+            raise KeyboardInterrupt
 
     def _run_to_end(self, history: list[tuple[Record, int]]) -> None:
         try:

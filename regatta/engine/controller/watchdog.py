@@ -27,6 +27,7 @@ class Watchdog:
         self._overdue: list[str] = []
         self._alarms: list[float] = []
         self._room_needed: tuple[Path, int] | None = None  # folder, bytes
+        self._gives_up = False  # waiting for room
         self._next_look = 0.0
         self._closed = False
         self._changed = threading.Condition()
@@ -68,7 +69,13 @@ class Watchdog:
 
     def wait_for_room(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._room_needed is None or self._closed)
+            self._changed.wait_for(lambda: self._room_needed is None or self._closed or self._gives_up)
+
+    def give_up_room(self) -> None:
+        """Wait for room no longer; may be called from another thread or from the handler of a signal."""
+        with self._changed:
+            self._gives_up = True
+            self._changed.notify_all()
 
     @property
     def disk_is_full(self) -> bool:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,6 +25,7 @@ from regatta.configuration import config_id
 from regatta.engine.controller import watchdog
 from regatta.engine.workers.training import trainer
 from regatta.errors import DiskError, RegattaError
+from regatta.journal.journal_file import Journal
 
 SIZE = {"batch_size": 5}
 
@@ -135,6 +137,31 @@ def _check_pause(disk: Path) -> None:
         run.halt()
     assert run.find(config).status == "done"
     assert open_run("filled", disk).replay().ok
+
+
+def test_a_run_can_be_halted_while_its_journal_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, append = threading.Event(), Journal.append
+
+    def append_if_there_is_room(self: Journal, event: str, *then: Any, **fields: Any) -> Any:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return append(self, event, *then, **fields)
+
+    monkeypatch.setattr(Journal, "append", append_if_there_is_room)
+    monkeypatch.setattr(watchdog, "has_room", lambda folder, size: not full.is_set())
+    run = launched(tmp_path, {**SIZE, "sleeps": 0.02}, epochs=300, cluster=Cluster.inline(1), name="halted")
+    assert soon(lambda: len(run.record.units) > 2)
+    full.set()
+    assert soon(lambda: any("the journal cannot be written" in text for _, text in run.record.notes))
+    halting = threading.Thread(target=run.halt, daemon=True)
+    halting.start()
+    try:
+        assert soon(lambda: not halting.is_alive())
+    finally:
+        full.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run.result(timeout=300)
+    assert open_run("halted", tmp_path).record.status == "interrupted"
 
 
 def test_a_disk_that_takes_no_states_ends_the_run_and_fails_no_configuration(tmp_path: Path) -> None:
