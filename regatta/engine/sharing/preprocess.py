@@ -7,7 +7,8 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +29,22 @@ Allocate = Callable[[BlockLayout], Any]
 
 
 class UnreadableError(Exception):
-    """A partition could not be read here; carries the error of `input_fn`."""
+    """A partition could not be read or transformed here, for any model; carries the error."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
+        super().__init__(type(error).__name__)  # not its text: an exception's own __str__ may raise
         self.error = error
+
+
+@contextmanager
+def making_data() -> Iterator[None]:
+    """A scope that makes the data of a partition: its errors say nothing about a model."""
+    try:
+        yield
+    except (KeyboardInterrupt, UnreadableError):
+        raise
+    except BaseException as error:
+        raise UnreadableError(error) from error
 
 
 @dataclass
@@ -43,41 +55,44 @@ class Preprocessor:
 
     def read(self, kind: PartitionKind, index: int) -> Any:
         path, input_fn = (self.setup.train if kind == "train" else self.setup.eval)[index], self.setup.recipe.input_fn
-        try:
+        with making_data():
             if input_fn is None:
                 return read_partition(path)
             return _call_seeded(lambda: input_fn(path), derive_seed(self.setup.seed, "input", kind, index))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise UnreadableError(error) from error
 
     def transform(
         self, base: Any, partition: int, epoch: int, max_rows: int | None = None, allocate: Allocate | None = None
     ) -> Any:
         """A partition as it is in an epoch, or its first rows; in arrays of `allocate`, if it is given."""
-        total = rows(base) if max_rows is None else min(max_rows, rows(base))
-        if not total:
-            return to_arrays(base, "input_fn")
+        with making_data():
+            all_rows = rows(base)
+            total = all_rows if max_rows is None else min(max_rows, all_rows)
+            if not total:
+                return to_arrays(base, "input_fn")
         result: Any = None
         for start in range(0, total, ROWS_PER_CALL):
-            stop = min(start + ROWS_PER_CALL, rows(base))  # the last call gets the same rows, however few are needed
-            piece = self._transform_rows(base, partition, epoch, start, stop)
+            stop = min(start + ROWS_PER_CALL, all_rows)  # the last call gets the same rows, however few are needed
+            with making_data():
+                piece = self._transform_rows(base, partition, epoch, start, stop)
             if result is None and allocate is not None:
                 result = allocate(layout_of(piece, total))
             elif result is None:
                 result = map_leaves(lambda part: np.empty((total, *part.shape[1:]), part.dtype), piece)
-            _copy_rows(result, piece, start, min(stop, total))
+            with making_data():
+                _copy_rows(result, piece, start, min(stop, total))
         return result
 
     def fill(self, key: BlockKey, base: Any, allocate: Allocate) -> None:
         """Write a block into arrays of `allocate`; `base` is the block that it is made from, if there is one."""
         if base is None:
             base = self.read(key.kind, key.partition)
-        if key.epoch is not None and rows(base):
+        with making_data():
+            total = rows(base)
+        if key.epoch is not None and total:
             self.transform(base, key.partition, key.epoch, allocate=allocate)
             return
-        data = to_arrays(base, "input_fn")
+        with making_data():
+            data = to_arrays(base, "input_fn")
         for target, source in zip(iterate_arrays(allocate(layout_of(data))), iterate_arrays(data), strict=True):
             target[:] = source
 

@@ -22,6 +22,7 @@ from regatta.engine.sharing.blocks import BlockLayout, UnsharableError, copy_blo
 from regatta.engine.sharing.broker import Broker, StartedWorker, StartWorker
 from regatta.engine.sharing.connections import Message, SocketChannel, receive, send
 from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
+from regatta.engine.sharing.preprocess import UnreadableError
 from regatta.engine.workers.start_process import StartedProcess, die_with_parent, exit_on_error, start_process
 from regatta.engine.workers.training.error_report import cause_of, headline, users_traceback
 from regatta.paths import PREPROCESSING_LOG
@@ -163,7 +164,7 @@ class PreprocessWorker:
 
 def failure(error: BaseException) -> Message:
     """The answer for a job that failed; `unsharable` data workers may preprocess for themselves."""
-    unsharable = isinstance(error, UnsharableError)
+    unsharable = isinstance(error.error if isinstance(error, UnreadableError) else error, UnsharableError)
     details = {"error": headline(error), "traceback": users_traceback(error), "cause": cause_of(error)}
     return {**details, "unsharable": unsharable}
 

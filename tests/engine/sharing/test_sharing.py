@@ -26,9 +26,10 @@ from processes import children, is_running
 from recipes import small_data
 from transforms import linear_fn, logged_lines, noisy, squares
 
-from regatta import Cluster, Dataset, Run, Sweep, search
+from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
+from regatta.engine.controller import faults
 from regatta.engine.messages import Recipe, SharingPlan, WorkerReady, WorkerSetup
 from regatta.engine.planning.planner import available_workers
 from regatta.engine.profiling.models import ModelProfiles
@@ -40,7 +41,7 @@ from regatta.engine.sharing.ledger import MAX_DEATHS, BlockKey, Ledger
 from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
 from regatta.engine.sharing.preprocess_worker import open_broker
 from regatta.engine.workers.process import ProcessPool
-from regatta.errors import UsageError
+from regatta.errors import PausedError, UsageError
 from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.strategy.plan_tree import ShareNode
 
@@ -123,13 +124,18 @@ def test_partitions_as_read_are_shared_too(data: Dataset, tmp_path: Path) -> Non
     assert hashes(run) == hashes(sweep(data, tmp_path / "own", False, cluster=Cluster.inline()).launch(progress=False))
 
 
-def test_a_transform_that_raises_fails_the_run_with_its_traceback(data: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [True, False])
+def test_a_transform_that_raises_pauses_the_run_with_its_traceback(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: bool
+) -> None:
+    """It makes data for all models, so none of them is to blame."""
+    monkeypatch.setattr(faults, "DELAYS_S", (0.01, 0.02))
     raises = partial(transforms.fails_for, seeds={int(seed) for seed in seeds(data, range(2, 3))})
-    run = sweep(data, tmp_path, True, raises).launch(progress=False)
-    assert run.record.status == "failed"
-    for config in run.record.configs.values():
-        assert config.error == "ValueError: cannot augment"
-        assert "in fails_for" in config.traceback and "regatta/engine" not in config.traceback
+    with pytest.raises(PausedError, match="ValueError: cannot augment") as caught:
+        sweep(data, tmp_path, share, raises, name="raises").launch(progress=False)
+    assert "in fails_for" in str(caught.value) and "regatta/engine" not in str(caught.value)
+    run = open_run("raises", tmp_path)
+    assert (run.record.status, {config.error for config in run.record.configs.values()}) == ("interrupted", {None})
     assert {unit.epoch for unit in run.record.units if unit.kind == "train"} == {1}
 
 

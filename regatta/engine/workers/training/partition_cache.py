@@ -11,7 +11,7 @@ from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.block_reader import BlockReader
 from regatta.engine.sharing.blocks import UnsharableError, layout_of, to_arrays
 from regatta.engine.sharing.ledger import BlockKey
-from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
+from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor, making_data
 from regatta.engine.workers.training.unit import UnitCosts
 from regatta.frameworks import Framework
 from regatta.frameworks.arrays import rows
@@ -50,14 +50,21 @@ class PartitionCache:
         cache_key, start = (framework.NAME, key), time.perf_counter()
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == key:
-            self._data[cache_key] = framework.prepare(ahead[1], self.device)
+            self._data[cache_key] = self._prepare(ahead[1], framework)
         elif cache_key not in self._data or self._is_for_one_model(key):
             self._make_room(key)
-            self._data[cache_key] = framework.prepare(self._load(key, models), self.device)
+            self._data[cache_key] = self._prepare(self._load(key, models), framework)
         elif key in self._held and self.reader is not None:
             self.reader.note(key, models)
         costs.load_seconds += time.perf_counter() - start
         return self._data[cache_key]
+
+    def _prepare(self, data: Any, framework: Framework) -> Any:
+        """The data for a framework. What input_fn or transform_fn returned may be nothing that can be trained on."""
+        prepared = framework.prepare(data, self.device)  # the device may have no room for it beside this model
+        with making_data():
+            framework.rows(prepared)
+        return prepared
 
     def _is_for_one_model(self, key: BlockKey) -> bool:
         sharing = self.setup.sharing
@@ -71,10 +78,11 @@ class PartitionCache:
             base = self._read(BlockKey("train", index))
             read = time.perf_counter()
             first = self._preprocessor.transform(base, index, 0, max_rows)
-            end, total = time.perf_counter(), rows(base)
+            with making_data():
+                end, total = time.perf_counter(), rows(base)
             self.sampled = total, (end - read) / min(total, -(-max_rows // ROWS_PER_CALL) * ROWS_PER_CALL)
             self.unsharable = _is_unsharable(base)
-            self._sample = sample_key, framework.prepare(first, self.device)
+            self._sample = sample_key, self._prepare(first, framework)
             costs.load_seconds += end - start
             if self.reader is not None:
                 self.reader.measured(self.sampled[1] * total)
