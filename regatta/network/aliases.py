@@ -7,7 +7,7 @@ layers `conv1`, or by their kind and number: `conv1` is the first CONV, `full2` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -31,9 +31,15 @@ def layer_names(layers: Iterable[tuple[str, str, str]]) -> list[LayerNames]:
         counts[kind] += 1
         module = _module(id)
         last = (module or name or id).replace("/", ".").rpartition(".")[2]
-        numbered = f"{kind.lower()}{counts[kind]}" if last.isdecimal() else ""
+        numbered = f"{kind.lower()}{counts[kind]}" if last.isascii() and last.isdecimal() else ""
         found.append(LayerNames(id, name, module, numbered))
     return found
+
+
+def other_names(layers: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
+    """(id, name) of the layers that have other names than their id and name."""
+    for each in layer_names(layers):
+        yield from ((each.id, name) for name in dict.fromkeys((each.module, each.numbered)) if name)
 
 
 def _module(id: str) -> str:

@@ -501,6 +501,7 @@ class Catalog(Database):
         self._run("INSERT INTO network VALUES (?, ?, ?)", network.hash, len(network.nodes), network.json)
         self._many("INSERT INTO node VALUES (?, ?, ?, ?, ?, ?)", [(network.hash, *node) for node in network.nodes])
         self._many("INSERT INTO edge VALUES (?, ?, ?, ?)", [(network.hash, *edge) for edge in network.edges])
+        self._many("INSERT INTO layer_name VALUES (?, ?, ?)", [(network.hash, *each) for each in network.other_names])
 
     def _add_metrics(self, key: int, metrics: Metrics) -> None:
         """Enter values, and derive the ranges of the metrics that got some."""

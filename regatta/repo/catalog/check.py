@@ -25,7 +25,7 @@ from regatta.store.sqlite import sqlite3
 
 MAX_NAMED = 20  # differences that are named one by one
 _TABLES = ("network", "node", "edge", "run", "numbering", "model_version", "snapshot", "metric", "metric_range",
-           "hyperparameter", "file", "parent", "tag")  # fmt: skip
+           "hyperparameter", "file", "parent", "tag", "layer_name")  # fmt: skip
 
 
 def catalog_problems(catalog: Catalog, whole: bool) -> list[str]:
@@ -149,7 +149,8 @@ def _derived_problems(db: sqlite3.Connection, wanted: Entries) -> list[str]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as other:
         migrate(other, "")
         entries.write_entries(other, wanted)
-        for table in _TABLES:
+        known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        for table in known.intersection(_TABLES):  # one of an earlier version, read only, may lack some
             right, rows = (set(each.execute(f"SELECT * FROM {table}")) for each in (other, db))
             if right != rows:
                 found.append(f"Catalog: {len(right ^ rows)} rows of {table} are not as the version log has them.")

@@ -162,6 +162,7 @@ def _write_network(db: sqlite3.Connection, ident: str, content: Any) -> None:
     if rows is not None:
         db.executemany("INSERT INTO node VALUES (?, ?, ?, ?, ?, ?)", [(ident, *node) for node in rows.nodes])
         db.executemany("INSERT INTO edge VALUES (?, ?, ?, ?)", [(ident, *edge) for edge in rows.edges])
+        db.executemany("INSERT INTO layer_name VALUES (?, ?, ?)", [(ident, *each) for each in rows.other_names])
 
 
 def _write_run(db: sqlite3.Connection, ident: str, content: Any) -> None:

@@ -5,6 +5,9 @@ A released step is never changed; a change of the tables is a further step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import groupby
+
 from regatta.errors import UsageError
 from regatta.store.sqlite import sqlite3
 
@@ -95,7 +98,29 @@ CREATE TABLE version_log (                               -- one row: how much of
 );
 """
 
-STEPS: tuple[str, ...] = (_RELATIONS, _LOG_POSITION)
+_LAYER_NAMES = """
+CREATE TABLE layer_name (                                -- derived: other names of layers whose own says little
+    network TEXT NOT NULL REFERENCES network ON DELETE CASCADE, node TEXT NOT NULL, name TEXT NOT NULL,
+    PRIMARY KEY (network, node, name)
+) WITHOUT ROWID;
+CREATE INDEX edge_by_source ON edge (network, source);
+"""
+
+
+def _add_layer_names(db: sqlite3.Connection) -> None:
+    """Other names of layers (regatta/network/aliases.py), and the edges by source: queries look for both."""
+    from regatta.network.aliases import other_names
+
+    for statement in _statements(_LAYER_NAMES):
+        db.execute(statement)
+    rows = db.execute("SELECT network, node, kind, name FROM node ORDER BY network, position").fetchall()
+    for network, nodes in groupby(rows, key=lambda row: row[0]):
+        names = other_names(row[1:] for row in nodes)
+        db.executemany("INSERT INTO layer_name VALUES (?, ?, ?)", [(network, *each) for each in names])
+
+
+Step = str | Callable[[sqlite3.Connection], None]
+STEPS: tuple[Step, ...] = (_RELATIONS, _LOG_POSITION, _add_layer_names)
 OLDEST_READABLE = 1  # the steps that a catalog must have to be read, in a folder where it cannot be upgraded
 
 
@@ -103,6 +128,9 @@ def migrate(db: sqlite3.Connection, place: str) -> None:
     """Upgrade the tables, inside the open transaction; tables of a later version are refused."""
     done = steps_done(db, place)
     for step in STEPS[done:]:
+        if not isinstance(step, str):
+            step(db)
+            continue
         for statement in _statements(step):
             db.execute(statement)
     if done < len(STEPS):

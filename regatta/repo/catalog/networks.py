@@ -27,12 +27,17 @@ class NetworkRows:
 
     hash: str
     json: str
-    nodes: tuple[tuple[str, int, str, str, str], ...]  # node, position, kind, name, attributes
+    nodes: tuple[
+        tuple[str, int, str, str, str, str, str], ...
+    ]  # node, position, kind, name, attributes, module, numbered
     edges: tuple[tuple[str, int, str], ...]  # target, operand, source
+    other_names: tuple[tuple[str, str], ...]  # node, name
 
 
 def network_rows(network: Any) -> NetworkRows:
     """Rows from a network, a mapping, its JSON text, or an object with a method `to_json`."""
+    from regatta.network.aliases import other_names
+
     content = _as_mapping(network)
     text = canonical_json(content, "network")
     if len(text.encode()) > MAX_BYTES:
@@ -46,7 +51,9 @@ def network_rows(network: Any) -> NetworkRows:
             hint='It is {"nodes": [{"id": ..., "kind": ...}, ...], "edges": [[source, target], ...]}.',
         ) from error
     _check(nodes, edges)
-    return NetworkRows(blake3(b"regatta network 1\n" + text.encode()).hexdigest(length=16), text, nodes, edges)
+    names = tuple(other_names((id, kind, name) for id, _, kind, name, _ in nodes))
+    digest = blake3(b"regatta network 1\n" + text.encode()).hexdigest(length=16)
+    return NetworkRows(digest, text, nodes, edges, names)
 
 
 def canonical_json(value: Any, what: str) -> str:
