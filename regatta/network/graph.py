@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -154,9 +154,13 @@ class Network:
             f"{len(found)} nodes are called {name!r:.200}.", hint=f"Say which: {', '.join(n.id for n in found[:5])}."
         )
 
-    def slice(self, start: str, end: str) -> Network:
-        """All nodes on a path from one node to another. Other operands that they need become inputs."""
-        return _sliced(self, self.find(start).id, self.find(end).id)
+    def slice(self, start: str | Iterable[str], end: str | Iterable[str]) -> Network:
+        """All nodes on paths from one node, or some, to another. Other operands that they need become inputs.
+
+        Weights and constants come along. Each end that is not an output itself gets an output.
+        """
+        starts, ends = ([each] if isinstance(each, str) else each for each in (start, end))
+        return _sliced(self, [self.find(each).id for each in starts], [self.find(each).id for each in ends])
 
 
 def split_role(role: str) -> tuple[str, str]:
@@ -260,24 +264,37 @@ def _reached(start: Iterable[str], steps: Mapping[str, tuple[str, ...]]) -> set[
     return found
 
 
-def _sliced(network: Network, start: str, end: str) -> Network:
-    between = _reached([start], network.targets) & _reached([end], network.sources)
-    if not between:
-        raise NotFoundError(f"There is no path from {start!r:.80} to {end!r:.80}.")
-    fed = _reached([start, *(node.id for node in network.inputs)], network.targets)
+def _sliced(network: Network, starts: list[str], ends: list[str]) -> Network:
+    above, below = _reached(ends, network.sources), _reached(starts, network.targets)
+    between = above & below
+    alone = [start for start in starts if start not in between] or [end for end in ends if end not in between]
+    if alone:
+        begin, goal = (alone[:1], ends) if alone[0] in starts else (starts, alone[:1])
+        raise NotFoundError(f"There is no path from {_some(begin)} to {_some(goal)}.")
+    fed = _reached([*starts, *(node.id for node in network.inputs)], network.targets)
     kept = between | (_reached(between, network.sources) - fed)  # weights and constants that the path needs come along
     outside = {source for id in kept for source in network.sources[id]} - kept
     nodes = [
-        replace(node, kind="INPUT", attributes={}, parameters=()) if node.id in outside else node
+        replace(node, kind="INPUT", attributes={}, parameters=())
+        if node.id in outside and node.kind != "INPUT"
+        else node
         for node in network.nodes
         if node.id in kept or node.id in outside
     ]
     edges = [edge for edge in network.edges if edge.target in kept]
-    if network.by_id[end].kind != "OUTPUT":
-        taken, result, number = {node.id for node in nodes}, "output", 0
+    taken = {node.id for node in nodes}
+    for end in ends:
+        if network.by_id[end].kind == "OUTPUT":
+            continue
+        result, number = "output", 0
         while result in taken:
             number += 1
             result = f"output_{number}"
+        taken.add(result)
         nodes.append(Node(result, "OUTPUT", shape=network.by_id[end].shape))
         edges.append(Edge(end, result))
     return Network(tuple(nodes), tuple(edges), network.name, network.source)
+
+
+def _some(ids: Sequence[str]) -> str:
+    return " and ".join(f"{id!r:.80}" for id in ids[:3]) + (" and others" if len(ids) > 3 else "")

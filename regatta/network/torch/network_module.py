@@ -34,7 +34,7 @@ class NetworkModule(nn.Module):
         self._uses = Counter(edge.source for edge in network.edges)
         self.functions = nn.ModuleList()
         # Paths rather than modules, so that a copy of this module calls its own layers.
-        self._paths = [self._register(node, _build(node, seed)) for node in self._steps]
+        self._paths = [self._register(node, build_part(node, seed)) for node in self._steps]
         _tie(self)
 
     def _register(self, node: Node, part: nn.Module) -> tuple[str, ...]:
@@ -94,7 +94,8 @@ def holder(part: nn.Module, role: str) -> tuple[Any, str]:
         return part, role
 
 
-def _build(node: Node, seed: int | None) -> nn.Module:
+def build_part(node: Node, seed: int | None) -> nn.Module:
+    """The module of a node; with a seed, it is initialised by the seed and its id."""
     if seed is None:
         return build_layer(node)
     with torch.random.fork_rng(devices=()):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,27 +67,49 @@ def load_weights(
             if fits:
                 _put(part, parameter, weights)
     new = tuple(name for name, fits in kept.items() if not fits)
+    if new:
+        _match_type(module, set(new))
     dropped = tuple(name for name in weights if name not in kept)
     return LoadedWeights(tuple(name for name, fits in kept.items() if fits), new, dropped)
 
 
-def weights_of(module: NetworkModule) -> dict[str, torch.Tensor]:
-    """The weights of a module of `to_torch` by the names of the network's parameters: the inverse of load_weights."""
+def _match_type(module: NetworkModule, new: Collection[str]) -> None:
+    """Give initialised tensors the floating type of the others, or else the layers could not be run together."""
     from regatta.network.torch.network_module import holder
 
-    found: dict[str, torch.Tensor] = {}
-    for part, parameter in module.expected():
-        role, layout = split_role(parameter.role)
-        owner, attribute = holder(part, role)
-        tensor = getattr(owner, attribute).detach()
-        if layout == "flat":
-            tensor = tensor.reshape([size or 1 for size in parameter.shape])
-        elif layout:
-            order = stored_axes(layout, len(parameter.shape))
-            tensor = tensor.reshape([parameter.shape[axis] or 1 for axis in order])
-            tensor = tensor.permute([order.index(axis) for axis in range(len(order))])
-        found[parameter.name] = tensor
-    return found
+    places = [(*holder(part, split_role(parameter.role)[0]), parameter.name) for part, parameter in module.expected()]
+    tensors = [(getattr(owner, attribute), name) for owner, attribute, name in places]
+    kind = common_type(tensor for tensor, name in tensors if name not in new)
+    for tensor, name in tensors:
+        if name in new and kind is not None and tensor.is_floating_point():
+            tensor.data = tensor.data.to(kind)
+
+
+def common_type(tensors: Iterable[torch.Tensor]) -> torch.dtype | None:
+    """The floating type that most of the tensors have; None if none of them has one."""
+    kinds = Counter(tensor.dtype for tensor in tensors if tensor.is_floating_point())
+    return kinds.most_common(1)[0][0] if kinds else None
+
+
+def weights_of(module: NetworkModule) -> dict[str, torch.Tensor]:
+    """The weights of a module of `to_torch` by the names of the network's parameters: the inverse of load_weights."""
+    return {parameter.name: stored_tensor(part, parameter) for part, parameter in module.expected()}
+
+
+def stored_tensor(part: nn.Module, parameter: Parameter) -> torch.Tensor:
+    """A tensor of a layer with its axes in the order in which the parameter is stored."""
+    from regatta.network.torch.network_module import holder
+
+    role, layout = split_role(parameter.role)
+    owner, attribute = holder(part, role)
+    tensor: torch.Tensor = getattr(owner, attribute).detach()
+    if layout == "flat":
+        return tensor.reshape([size or 1 for size in parameter.shape])
+    if not layout:
+        return tensor
+    order = stored_axes(layout, len(parameter.shape))
+    tensor = tensor.reshape([parameter.shape[axis] or 1 for axis in order])
+    return tensor.permute([order.index(axis) for axis in range(len(order))])
 
 
 def _fits(given: Any, parameter: Parameter) -> bool:

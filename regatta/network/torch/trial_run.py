@@ -1,0 +1,67 @@
+"""Finds the layer in which a network would fail, without computing or allocating anything.
+
+Shapes are inferred from hyperparameters alone (regatta/network/shapes.py); PyTorch has further rules, such as that the
+padding of a pool is at most half of its window. Here every layer is built and run on the meta device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regatta.errors import DataError, UsageError
+from regatta.network.axis_order import in_torch_order
+from regatta.network.graph import Network, Node
+from regatta.network.torch.layers import build_layer, can_build
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAMPLES = 2
+_WHOLE_NUMBERS = ("EMBED",)
+
+
+def first_failure(network: Network) -> str | None:
+    """What PyTorch says of the first layer that does not run; None if all do, or if that cannot be known.
+
+    It cannot be known for layers that PyTorch does not have, and for inputs with axes of unknown sizes.
+    """
+    try:
+        run = in_torch_order(network)
+    except UsageError:
+        return None
+    values: dict[str, Any] = {}
+    with torch.no_grad(), torch.device("meta"):
+        for id in run.order:
+            node = run.by_id[id]
+            given = [values[source] for source in run.sources[id]]
+            if node.kind == "INPUT":
+                values[id] = _example(run, node)
+                if values[id] is None:
+                    return None
+            elif not can_build(node):
+                return None
+            else:
+                try:
+                    values[id] = build_layer(node).eval()(*given)
+                except DataError as error:
+                    return str(error)
+                except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, NotImplementedError) as error:
+                    reason = str(error).partition("\n")[0]
+                    return f"{node.kind} {id!r:.80} does not take {_shown(given)}: {reason}"
+    return None
+
+
+def _example(network: Network, node: Node) -> Tensor | None:
+    if node.shape is None or None in node.shape[1:]:
+        return None
+    whole = "int" in str(node.get("dtype") or "") or any(
+        network.by_id[target].kind in _WHOLE_NUMBERS for target in network.targets[node.id]
+    )
+    sizes = [SAMPLES if size is None else size for size in node.shape]
+    return torch.zeros(sizes, dtype=torch.int64 if whole else torch.float32)
+
+
+def _shown(given: list[Any]) -> str:
+    return ", ".join(str(tuple(each.shape)) if isinstance(each, torch.Tensor) else "several" for each in given)
