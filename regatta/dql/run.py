@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from regatta.dql import tree
 from regatta.dql.bind import BoundQuery, bind
 from regatta.dql.bound import Bound, BoundSelect, DerivedSource, IdsSource, QuerySource
+from regatta.dql.networks.bound_networks import BoundConstruct, BoundDerivation, BoundSlice
 from regatta.dql.parse import parse
 from regatta.dql.rewrite import rewrite
 from regatta.dql.saved_queries import SavedQueries
@@ -112,9 +113,23 @@ def _plan_select(context: QueryContext, query: BoundSelect, analyze: bool) -> Ma
     return plan_select(context, query, analyze)
 
 
+def _make_derived(context: QueryContext, query: BoundDerivation) -> Sequence[Version]:
+    from regatta.dql.networks.operators import make_derived
+
+    return make_derived(context, query)
+
+
+def _plan_derived(context: QueryContext, query: BoundDerivation, analyze: bool) -> Mapping[str, Any]:
+    from regatta.dql.networks.operators import plan_derived
+
+    return plan_derived(context, query, analyze)
+
+
 # By kind of query, as bound: what runs it and returns versions, and what describes it without running it.
-OPERATORS: dict[type[Bound], Operator] = {BoundSelect: _select_versions}
-PLANS: dict[type[Bound], Plan] = {BoundSelect: _plan_select}
+OPERATORS: dict[type[Bound], Operator] = {
+    BoundSelect: _select_versions, BoundSlice: _make_derived, BoundConstruct: _make_derived,
+}  # fmt: skip
+PLANS: dict[type[Bound], Plan] = {BoundSelect: _plan_select, BoundSlice: _plan_derived, BoundConstruct: _plan_derived}
 
 
 def plan(context: QueryContext, query: BoundQuery, analyze: bool = False) -> Mapping[str, Any]:

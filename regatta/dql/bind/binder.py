@@ -253,6 +253,18 @@ def _select(binder: Binder, body: Any) -> BoundQuery:
     return bind_select(binder, body)
 
 
+def _slice(binder: Binder, body: Any) -> BoundQuery:
+    from regatta.dql.networks.bind_networks import bind_slice
+
+    return bind_slice(binder, body)
+
+
+def _construct(binder: Binder, body: Any) -> BoundQuery:
+    from regatta.dql.networks.bind_networks import bind_construct
+
+    return bind_construct(binder, body)
+
+
 def _not_there(binder: Binder, body: Any) -> BoundQuery:
     raise binder.error(f"{type(body).__name__} is not there yet.", body.span)
 
@@ -260,8 +272,8 @@ def _not_there(binder: Binder, body: Any) -> BoundQuery:
 # Each kind of query is bound by a function (binder, body) -> BoundQuery; it imports what it needs when it is called.
 BODIES: dict[type[tree.Tree], Callable[[Binder, Any], BoundQuery]] = {
     tree.Select: _select,
-    tree.Slice: _not_there,
-    tree.Construct: _not_there,
+    tree.Slice: _slice,
+    tree.Construct: _construct,
     tree.Evaluate: _not_there,
 }
 

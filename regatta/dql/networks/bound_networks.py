@@ -1,0 +1,73 @@
+"""Bound queries that make networks: slice and construct, and the mutations of construct."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from regatta.dql.bound import Bound, BoundSelect, Expression, Nodes
+from regatta.dql.templates import AttributeTest
+from regatta.network.mutate import LayerTemplate
+
+
+@dataclass(frozen=True)
+class BoundInsert(Bound):
+    """A layer after each selected one; of several options, each makes a variant."""
+
+    layers: Nodes
+    options: tuple[LayerTemplate, ...]
+
+
+@dataclass(frozen=True)
+class BoundDelete(Bound):
+    """Without `reconnect`, what used the output of a deleted layer loses that operand."""
+
+    layers: Nodes
+    reconnect: bool = True
+
+
+@dataclass(frozen=True)
+class BoundReplace(Bound):
+    layers: Nodes
+    options: tuple[LayerTemplate, ...]
+
+
+@dataclass(frozen=True)
+class BoundSet(Bound):
+    """Other hyperparameters; one with several values makes a variant for each."""
+
+    layers: Nodes
+    changes: tuple[AttributeTest, ...]
+
+
+BoundMutation: TypeAlias = BoundInsert | BoundDelete | BoundReplace | BoundSet
+
+
+@dataclass(frozen=True)
+class BoundSlice(Bound):
+    """The sub-networks of the selected models between these layers. `name` is the variable of what is made."""
+
+    name: str
+    models: BoundSelect  # of one column: the models, each once
+    inputs: Nodes
+    outputs: Nodes
+    into: str | None = None
+
+
+@dataclass(frozen=True)
+class BoundConstruct(Bound):
+    """The selected models with other networks.
+
+    `conditions` are those of `where` that capture text of layer names. A mutation whose selector has the same captures
+    applies to a layer if they hold for what its name captures.
+    """
+
+    name: str
+    models: BoundSelect
+    mutations: tuple[BoundMutation, ...]
+    conditions: tuple[Expression, ...] = ()
+    fit: bool = False
+    into: str | None = None
+
+
+BoundDerivation: TypeAlias = BoundSlice | BoundConstruct

@@ -1,0 +1,71 @@
+"""Makes versions of derived models: the source is the parent, and the query is kept as metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regatta.dql.networks.derived_models import DerivedModel
+from regatta.errors import RegattaError
+
+if TYPE_CHECKING:
+    from regatta.repo import Repo, Version
+
+MAX_MESSAGE = 300  # characters
+
+
+def commit_models(repo: Repo, models: Iterable[DerivedModel], text: str) -> list[Version]:
+    """A version of each model, in their order. Models that are versions already are not made again.
+
+    If this is interrupted, the same query makes the rest.
+    """
+    return [_existing(repo, model) or _commit(repo, model, text) for model in models]
+
+
+def _existing(repo: Repo, model: DerivedModel) -> Version | None:
+    return repo.catalog.of_id(model.id) if repo.catalog.has(model.id) else None
+
+
+def _commit(repo: Repo, model: DerivedModel, text: str) -> Version:
+    try:
+        return repo.commit(
+            model.name,
+            model.weights() if model.has_weights else None,
+            network=model.network,
+            metadata=metadata_of(model, text),
+            parents=[model.source],
+            message=_message(model),
+            ident=model.id,
+        )
+    except RegattaError:
+        made = _existing(repo, model)  # by another process that runs the same query
+        if made is None:
+            raise
+        return made
+
+
+def metadata_of(model: DerivedModel, text: str) -> Mapping[str, Any]:
+    """What a version keeps of how it was made."""
+    return {"query": text.strip(), "changes": list(model.changes), "seed": model.seed, "new": list(model.new)}
+
+
+def summary(models: Sequence[DerivedModel], made: Mapping[str, Version] | None = None) -> list[dict[str, Any]]:
+    """A row for each model, for a table or JSON; `made` are the versions by id, if they were made."""
+    versions = made or {}
+    return [
+        {
+            "version": versions[model.id].reference if model.id in versions else model.name,
+            "parent": model.source.reference,
+            "changes": list(model.changes),
+            "parameters": model.parameters,
+            "kept": len(model.kept),
+            "new": list(model.new),
+            "dropped": list(model.dropped),
+        }
+        for model in models
+    ]
+
+
+def _message(model: DerivedModel) -> str:
+    text = "; ".join(model.changes)
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."

@@ -1,0 +1,86 @@
+"""Which layers of a network a selector names, and where its steps lead from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from regatta.dql.bound import And, Bound, CountHas, Has, Nodes, Not, NotEmpty, Or, Step
+from regatta.dql.selectors import Captures
+from regatta.network.aliases import layer_names
+from regatta.network.graph import Network
+
+
+class NamedLayers:
+    """A network whose layers are found by id, name, other names and kind."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        found = layer_names((node.id, node.kind, node.name) for node in network.nodes)
+        self.names = {names.id: (*names, network.by_id[names.id].kind) for names in found}
+
+    def select(self, nodes: Nodes, bound: Captures | None = None) -> dict[str, Captures]:
+        """The selected layers in the network's order, each with the captures of the layer where its path starts.
+
+        With `bound`, only paths that start at layers whose captures are those.
+        """
+        found: dict[str, Captures] = {}
+        for start, captures in self._named(nodes).items():
+            if bound is not None and any(bound.get(key, text) != text for key, text in captures.items()):
+                continue
+            for id in self._follow({start}, nodes.steps):
+                found.setdefault(id, captures)
+        return {node.id: found[node.id] for node in self.network.nodes if node.id in found}
+
+    def holds(self, condition: Bound, captures: Captures) -> bool:
+        """Whether a condition on the network holds when its captures are these texts."""
+        match condition:
+            case Has(nodes, tests, every):
+                starts = self._starts(nodes, captures)
+                each = [
+                    any(test.matches(self.network.by_id[id], self.names[id]) for id in reached for test in tests)
+                    for reached in (self._follow({start}, nodes.steps) for start in starts)
+                ]
+                return bool(each) and all(each) if every else any(each)
+            case NotEmpty(Nodes() as nodes):
+                return bool(self.select(nodes, captures))
+            case Not(operand):
+                return not self.holds(operand, captures)
+            case And(operands):
+                return all(self.holds(operand, captures) for operand in operands)
+            case Or(operands):
+                return any(self.holds(operand, captures) for operand in operands)
+        raise TypeError(f"{type(condition).__name__} is no condition on a network")
+
+    def _named(self, nodes: Nodes) -> Mapping[str, Captures]:
+        matched = ((id, nodes.selector.match(names)) for id, names in self.names.items())
+        return {id: captures for id, captures in matched if captures is not None}
+
+    def _starts(self, nodes: Nodes, bound: Captures) -> list[str]:
+        return [
+            id
+            for id, captures in self._named(nodes).items()
+            if all(bound.get(key, text) == text for key, text in captures.items())
+        ]
+
+    def _follow(self, layers: Iterable[str], steps: Iterable[Step]) -> set[str]:
+        reached = set(layers)
+        for step in steps:
+            reached = self._step(reached, step)
+        return reached
+
+    def _step(self, layers: set[str], step: Step) -> set[str]:
+        neighbours = self.network.targets if step.forward else self.network.sources
+        found: set[str] = set(layers) if step.least == 0 else set()
+        at, count = set(layers), 0
+        while at and (step.most is None or count < step.most):
+            at = {other for id in at for other in neighbours[id]}
+            count += 1
+            if count >= step.least:
+                found |= at
+        test = step.test
+        if test is None:
+            return found
+        return {id for id in found if test.matches(self.network.by_id[id], self.names[id])}
+
+
+GRAPH_CONDITIONS = (Has, NotEmpty, CountHas, Not, And, Or)
