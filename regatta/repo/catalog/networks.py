@@ -27,9 +27,7 @@ class NetworkRows:
 
     hash: str
     json: str
-    nodes: tuple[
-        tuple[str, int, str, str, str, str, str], ...
-    ]  # node, position, kind, name, attributes, module, numbered
+    nodes: tuple[tuple[str, int, str, str, str], ...]  # node, position, kind, name, attributes
     edges: tuple[tuple[str, int, str], ...]  # target, operand, source
     other_names: tuple[tuple[str, str], ...]  # node, name
 
