@@ -111,14 +111,14 @@ class ControlServer:
 
     def _listen(self) -> None:
         while not self._closed:
-            try:
-                connection = self._listener.accept()
-            except OSError:
-                continue  # it went away
-            if self._closed:
-                connection.close()
-            else:
-                threading.Thread(target=self._hear, args=(connection,), name="caller", daemon=True).start()
+            with contextlib.suppress(OSError):  # the caller went away
+                self._greet(self._listener.accept())
+
+    def _greet(self, connection: Socket) -> None:
+        if self._closed:
+            connection.close()
+        else:
+            threading.Thread(target=self._hear, args=(connection,), name="caller", daemon=True).start()
 
     def _hear(self, connection: Socket) -> None:
         try:

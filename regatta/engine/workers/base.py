@@ -33,8 +33,8 @@ class WorkerPool(Protocol):
     def forget(self, state: Path) -> None:
         """No task will begin with this state any more; may be called from another thread."""
 
-    def end(self, worker: str, reason: str) -> None:
-        """Kill a worker whose task takes too long; the reason is that of its loss."""
+    def end(self, worker: str, reason: str) -> bool:
+        """Kill a worker, which then is lost for this reason, and started again; False where that cannot be done."""
 
     def admit(self, connection: Connection[Any, Any], wishes: dict[str, Any]) -> None:
         """Let a worker join the run, or refuse it with a reason."""

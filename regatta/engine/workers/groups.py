@@ -193,9 +193,9 @@ class GroupPool:
     def forget(self, state: Path) -> None:
         self._pool.forget(state)
 
-    def end(self, worker: str, reason: str) -> None:
-        for member in self._groups[worker].members[:1]:  # the other members are ended as a consequence
-            self._pool.end(member, reason)
+    def end(self, worker: str, reason: str) -> bool:
+        first = self._groups[worker].members[:1]  # the other members are ended as a consequence
+        return any(self._pool.end(member, reason) for member in first)
 
     def admit(self, connection: Connection[Any, Any], wishes: dict[str, Any]) -> None:
         refuse(connection, "Its workers train in groups: a single worker cannot join.")

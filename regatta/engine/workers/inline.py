@@ -52,8 +52,9 @@ class InlinePool:
     def forget(self, state: Path) -> None:
         """Nothing is kept here."""
 
-    def end(self, worker: str, reason: str) -> None:
+    def end(self, worker: str, reason: str) -> bool:
         """A task in this process cannot be ended; it takes as long as it takes."""
+        return False
 
     def admit(self, connection: Connection[Any, Any], wishes: dict[str, Any]) -> None:
         refuse(connection, "It trains in its own process, one unit after another: nobody can join.")

@@ -12,6 +12,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import threading
 import time
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 MAX_START_ATTEMPTS = 3  # of a worker that ends before it is ready
 MAX_KILLED_STARTS = 10  # the same, of a worker that is killed from outside
 LOG_TAIL_LINES = 20
+MAX_STOPPED_S = 60.0  # of a worker that a signal has stopped; then its unit is done again
 _KERNEL_COUNTERS = Path("/proc/vmstat")
 
 
@@ -46,6 +49,8 @@ class _WorkerProcess:
     pid: int | None = None
     reason: str | None = None  # why the controller ended it
     stopped: bool = False  # by a signal, when the controller ended it
+    stopped_since: float | None = None  # as far as the controller has looked
+    introduction: threading.Thread | None = None  # sends the first message
 
     def kill(self) -> None:
         """Kill a worker, which leads a process group, with all that its user's code has started."""
@@ -58,6 +63,10 @@ class _WorkerProcess:
     def close(self) -> str:
         """End the worker, and say how it ended."""
         self.kill()
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.socket.fileno())) as stream:
+            stream.shutdown(socket.SHUT_RDWR)  # nothing is sent any more
+        if self.introduction is not None:
+            self.introduction.join()
         self.socket.close()
         if self.process is None:
             return self.reason or "left"
@@ -81,6 +90,7 @@ class ProcessPool:
         self._failed_starts = dict.fromkeys(self.workers, 0.0)
         self._joined = 0
         self._out_of_memory = _count_kills_for_memory()
+        self._next_look = 0.0  # for workers that a signal has stopped
         self._woken, self._waker = Pipe(duplex=False)
         self._broker: Broker | None = None
         self._preprocess: bytes | None = None
@@ -110,12 +120,13 @@ class ProcessPool:
     def forget(self, state: Path) -> None:
         """States are files, which the run itself removes."""
 
-    def end(self, worker: str, reason: str) -> None:
+    def end(self, worker: str, reason: str) -> bool:
         member = self._members.get(worker)
         if member is not None:
             member.stopped = member.pid is not None and _is_stopped(member.pid)
             member.reason = f"{reason}, for it was stopped by a signal" if member.stopped else reason
             member.kill()
+        return member is not None
 
     def admit(self, connection: Socket, wishes: dict[str, Any]) -> None:
         try:
@@ -132,18 +143,35 @@ class ProcessPool:
         device = device if isinstance(device, str) else self._cluster.device
         workers = len(self.workers) + self._joined
         index, setup = workers - 1, self._setup
-        self._send(name, WorkerArguments(name, index, device, threads, setup, workers, joins=True, holds=holds))
+        self._introduce(name, WorkerArguments(name, index, device, threads, setup, workers, joins=True, holds=holds))
 
     def events(self) -> list[Event]:
         signs: dict[Any, str] = {member.socket: name for name, member in self._members.items()}
         for name, member in self._members.items():
             if member.process is not None and member.process.fileno() >= 0:
                 signs[member.process.fileno()] = name
-        ready = wait([*signs, self._woken])
+        ready: list[Any] = []
+        while not ready:
+            ready = wait([*signs, self._woken], MAX_STOPPED_S / 4)
+            self._end_stopped()  # no event comes from a worker that waits for a signal to go on
         if self._woken in ready:
             ready.remove(self._woken)
             self._woken.recv_bytes()
         return [self._receive(name) for name in dict.fromkeys(signs[sign] for sign in ready)]
+
+    def _end_stopped(self) -> None:
+        """End the workers that a signal has stopped for too long: their units are done again."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + MAX_STOPPED_S / 4
+        for name, member in self._members.items():
+            if member.pid is None or not _is_stopped(member.pid, by="T"):
+                member.stopped_since = None
+            elif member.stopped_since is None:
+                member.stopped_since = now
+            elif now - member.stopped_since >= MAX_STOPPED_S:
+                self.end(name, "was ended")
 
     def wake(self) -> None:
         self._waker.send_bytes(b"")
@@ -174,11 +202,17 @@ class ProcessPool:
         self._members[name] = _WorkerProcess(process, ours, pid=process.pid)
         index = self.workers.index(name)
         rest = self._setup, len(self.workers), begun, self._preprocess
-        self._send(name, WorkerArguments(name, index, self._cluster.device, threads, *rest))
+        self._introduce(name, WorkerArguments(name, index, self._cluster.device, threads, *rest))
+
+    def _introduce(self, worker: str, arguments: WorkerArguments) -> None:
+        """Send the first message, with all that the user's functions hold: a thread waits until the worker reads it."""
+        member = self._members[worker]
+        sending = threading.Thread(target=_send, args=(member.socket, arguments), name=f"start {worker}", daemon=True)
+        member.introduction = sending
+        sending.start()
 
     def _send(self, worker: str, message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death comes as an event
-            self._members[worker].socket.send(message)
+        _send(self._members[worker].socket, message)
 
     def _receive(self, name: str) -> Event:
         member = self._members[name]
@@ -226,10 +260,15 @@ class ProcessPool:
         return self._logs / f"{name}.log"
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process, so that it cannot do its work."""
+def _send(connection: Socket, message: Any) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the death of the worker comes as an event
+        connection.send(message)
+
+
+def _is_stopped(pid: int, by: str = "Tt") -> bool:
+    """Whether a process was stopped, so that it cannot do its work: by a signal (T) or by a debugger (t)."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in by
     return False
 
 

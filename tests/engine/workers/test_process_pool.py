@@ -8,9 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from processes import children, is_running, soon
 from regatta import Sweep, search
 from regatta.cluster import Cluster
 from regatta.engine.messages import Task, TaskBegun, WorkerLost, WorkerReady, WorkerSetup
-from regatta.engine.workers import open_pool
+from regatta.engine.workers import open_pool, process
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.process import ProcessPool
 from regatta.errors import RegattaError
@@ -136,6 +138,58 @@ def test_a_worker_that_cannot_start_reports_why(tmp_path: Path, monkeypatch: pyt
     assert "ModuleNotFoundError: No module named 'vanishing'" in str(caught.value)
     assert f"All it said is in {setup.logs / 'w0.log'}" in str(caught.value)
     assert children(os.getpid()) == before
+
+
+def test_a_worker_that_a_signal_stops_is_ended_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for ever, and the run with it. Its death is not the fault of what it trained."""
+    monkeypatch.setattr(process, "MAX_STOPPED_S", 0.2)
+    setup = write_setup(tmp_path)
+    harness = Harness(open_pool(Cluster.local(1, threads=1).sized(3), setup), setup, tmp_path)
+    try:
+        harness.pool.submit("w0", harness.train(harness.values(sleeps=0.5), 0))
+        assert soon(lambda: (tmp_path / "reads").exists())
+        os.kill(harness.ready["w0"].info["pid"], signal.SIGSTOP)
+        (lost,) = harness.events()
+        assert lost == WorkerLost("w0", "was ended, for it was stopped by a signal", killed=True)
+        assert isinstance(harness.events()[0], WorkerReady)
+    finally:
+        harness.pool.close()
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_worker_that_reads_nothing_does_not_hold_up_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """It is stopped before it has read the functions, which are more than its socket holds."""
+    setup, start = write_setup(tmp_path), process.start_process
+    much = partial(input_with, bytes(10**7))
+    setup = replace(setup, recipe_or_pickle=replace(setup.recipe, input_fn=much))
+    pids = []
+
+    def start_stopped(*arguments: Any) -> Any:
+        started = start(*arguments)
+        os.kill(started.pid, signal.SIGSTOP)
+        pids.append(started.pid)
+        return started
+
+    monkeypatch.setattr(process, "start_process", start_stopped)
+    pool = open_pool(Cluster.local(1, threads=1).sized(3), setup)
+    starting = threading.Thread(target=pool.start, daemon=True)
+    starting.start()
+    try:
+        assert soon(lambda: not starting.is_alive()), "the pool waits for its worker"
+        if goes_on:
+            os.kill(pids[-1], signal.SIGCONT)
+            assert isinstance(pool.events()[0], WorkerReady)
+    finally:
+        os.kill(pids[-1], signal.SIGCONT)
+        starting.join()
+        pool.close()
+    assert not any(thread.name.startswith("start w") for thread in threading.enumerate())
+
+
+def input_with(ballast: bytes, path: Path) -> Any:
+    return input_fn(path)
 
 
 def orphaning_loss(weights: Any, batch: Any, config: dict[str, Any]) -> Any:

@@ -148,11 +148,12 @@ class RayPool:
         self._storage.drop(name_of(state, self._run))
         self._notices.put(state)
 
-    def end(self, worker: str, reason: str) -> None:
+    def end(self, worker: str, reason: str) -> bool:
         member = self._members.get(worker)
         if member is not None:
             member.reason = reason
             self._session.kill(member.actor)
+        return member is not None
 
     def admit(self, connection: Connection[Any, Any], wishes: dict[str, Any]) -> None:
         refuse(connection, "Its workers are actors of a Ray cluster: add a node to that, and it gets a worker.")
