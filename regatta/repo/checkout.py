@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
 from regatta.durable import replacing
-from regatta.errors import ConflictError, CorruptError, UsageError
+from regatta.errors import ConflictError, UsageError
 from regatta.paths import writable_folder
 from regatta.repo.catalog.networks import canonical_json
 from regatta.repo.catalog.records import Description, Version
 from regatta.repo.file_store import FileEntry, write_inside
 from regatta.repo.repo import Repo
-from regatta.repo.snapshots import choose_snapshot, state_file, stored_id
+from regatta.repo.snapshots import choose_snapshot
 from regatta.repo.weights import ORIGIN_EPOCH, ORIGIN_VERSION, Weights
 
 WEIGHTS, METADATA = "weights.safetensors", "version.json"
@@ -52,32 +51,19 @@ def check_out(repo: Repo, version: Version, target: Path, snapshot: int | str | 
             raise ConflictError("The target is a folder.", place=str(target), hint="Choose another path.")
         writable_folder(target.parent, "folder")
         chosen = choose_snapshot(repo, version, snapshot)
-        write(_checked_weights(repo, version, snapshot), target, Origin(repo, version, chosen.epoch))
+        write(repo.weights(version, snapshot), target, Origin(repo, version, chosen.epoch))
         return target
     writable_folder(target, "folder")
     description = repo.describe(version)
     if description.snapshots:
         origin = Origin(repo, version, choose_snapshot(repo, version, snapshot).epoch)
-        _write_safetensors(_checked_weights(repo, version, snapshot), target / WEIGHTS, origin)
+        _write_safetensors(repo.weights(version, snapshot), target / WEIGHTS, origin)
     for file in description.files:
         with repo.files.open(file) as content:
             write_inside(target, FileEntry(f"files/{file.path}", file.hash, file.bytes, file.executable), content)
     text = json.dumps(version_json(description), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_inside(target, FileEntry(METADATA, "", 0), io.BytesIO(text.encode()))
     return target
-
-
-def _checked_weights(repo: Repo, version: Version, wanted: int | str | None) -> Weights:
-    """The weights, checked: the store checks what it reads, and a state file of a run is checked here."""
-    snapshot = choose_snapshot(repo, version, wanted)
-    path = state_file(repo, version, snapshot) if stored_id(repo, snapshot) is None else None
-    if path is not None and snapshot.digest not in (None, blake3().update_mmap(path).hexdigest()):
-        raise CorruptError(
-            f"The weights of {version.reference} are not those that the run wrote.",
-            place=str(path),
-            hint="regatta fsck --depth deep shows what else is damaged.",
-        )
-    return repo.weights(version, wanted)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def weights_of(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Weight
     stored = stored_id(repo, snapshot)
     if stored is None and (path := state_file(repo, version, snapshot)) is not None:
         try:
-            return state_file_weights(path)
+            return state_file_weights(path, snapshot.digest)
         except FileNotFoundError:  # the archiver has just moved it into the store
             pass
     stored = stored or stored_id(repo, snapshot)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from blake3 import blake3
 
 from regatta.errors import CorruptError, DataError, NotFoundError, UsageError, nearest
 from regatta.repo.intake.zip_weights import read_npz
@@ -191,14 +192,26 @@ def stored_weights(store: ParameterStore, snapshot: str, kind: str) -> Weights:
     return Weights(members, read, f"snapshot {snapshot[:10]}", store.folder.forget_pages)
 
 
-def state_file_weights(path: Path) -> Weights:
-    header, tensors = parse_tensors(map_file(path), str(path))
+def state_file_weights(path: Path, digest: str | None = None) -> Weights:
+    """The weights in a state file of a run. With its digest, the whole file is compared before a tensor is read."""
+    view = map_file(path)
+    header, tensors = parse_tensors(view, str(path))
+    is_checked = digest is None
     names = header_names(header, tensors, str(path))
     members = {
         name: ManifestEntry("", tensors[source].dtype.name, tensors[source].shape) for name, source in names.items()
     }
 
     def read(wanted: Sequence[str], planes: int | None) -> dict[str, Any]:
+        nonlocal is_checked
+        if not is_checked:
+            if blake3(view).hexdigest() != digest:
+                raise CorruptError(
+                    "The state is not the one that the run wrote.",
+                    place=str(path),
+                    hint="regatta fsck --depth deep shows what else is damaged.",
+                )
+            is_checked = True
         return {name: _value(tensors[names[name]], planes) for name in wanted}
 
     return Weights(members, read, os.path.basename(path))

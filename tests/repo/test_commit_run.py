@@ -13,9 +13,10 @@ from fake_run import FakeRun
 from recipes import loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
-from regatta.errors import NotFoundError
+from regatta.errors import CorruptError, NotFoundError, UsageError
 from regatta.repo import Repo
 from regatta.repo.commit_run import commit_run, version_id
+from regatta.repo.snapshots import state_file
 from regatta.search import factor
 from regatta.store.states.archive_run import archive_run
 from regatta.store.states.state_archive import series_of
@@ -188,3 +189,30 @@ def test_failed_and_nan_configurations_are_versions_too(tmp_path: Path) -> None:
         assert repo.fsck().clean
     with Repo.at(tmp_path / "repo") as repo, pytest.raises(NotFoundError, match="no journal"):
         commit_run(repo, tmp_path)
+
+
+def test_a_state_of_a_run_that_changed_on_the_disk_is_never_read(copied: Run, tmp_path: Path) -> None:
+    with Repo.open(tmp_path / "repo") as repo:
+        version = next(each for each in repo.versions() if each.snapshots)
+        snapshot = repo.snapshots(version)[-1]
+        path = state_file(repo, version, snapshot)
+        assert path is not None
+        right = repo.load(version)
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 16  # in the last tensor
+        path.write_bytes(data)
+        weights = repo.weights(version)
+        for read in (
+            lambda: repo.load(version),
+            lambda: weights[next(iter(weights))],
+            lambda: weights.read(planes=1),
+            lambda: repo.checkout(version, tmp_path / "out.safetensors"),
+            lambda: repo.checkout(version, tmp_path / "out.npz"),
+            lambda: repo.copy(version, "other"),
+        ):
+            with pytest.raises((CorruptError, UsageError), match=r"not the one that the run wrote|has the hash"):
+                read()
+        assert not list(tmp_path.glob("out*"))
+        data[-3] ^= 16
+        path.write_bytes(data)
+        assert equal(repo.load(version), right) and equal(repo.load(repo.copy(version, "other")), right)
