@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -61,6 +62,30 @@ def replacing(path: Path, *, durable: bool = True, durable_name: bool = True) ->
         written.unlink(missing_ok=True)
     if durable_name:
         fsync_path(path.parent)
+
+
+def checked_json(content: dict[str, Any]) -> str:
+    """The JSON text of an object with a checksum, from which `parse_checked_json` sees every change."""
+    return json.dumps({**content, _CHECKSUM: _checksum_of(content)})
+
+
+def parse_checked_json(text: bytes) -> Any:
+    """The object without its checksum; ValueError if it has changed. Earlier versions wrote no checksum."""
+    content = json.loads(text)
+    if isinstance(content, dict):
+        found = content.pop(_CHECKSUM, None)
+        if found is not None and found != _checksum_of(content):
+            raise ValueError("its content has changed")
+    return content
+
+
+_CHECKSUM = "checksum"
+
+
+def _checksum_of(content: dict[str, Any]) -> str:
+    from blake3 import blake3
+
+    return blake3(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk without room, or beyond a quota

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from regatta.durable import FileLock, exclusive, fsync_path, is_locked, lock_file, replacing, temporary_name
+from regatta.durable import (
+    FileLock,
+    checked_json,
+    exclusive,
+    fsync_path,
+    is_locked,
+    lock_file,
+    parse_checked_json,
+    replacing,
+    temporary_name,
+)
 from regatta.errors import ConflictError
 
 
@@ -139,3 +149,14 @@ def test_an_open_file_is_locked_until_it_is_closed(tmp_path: Path) -> None:
         with path.open("rb") as other:
             assert not lock_file(other, wait=False)
     assert not is_locked(path)
+
+
+def test_every_change_of_a_value_in_checked_json_is_seen() -> None:
+    content = {"b": [1, 0.1, {"x": None, "nan": "NaN"}], "a": "\u00e9\ud800", "1": float("inf")}
+    text = checked_json(content).encode()
+    assert parse_checked_json(text) == content
+    assert parse_checked_json(b'{"without": 1}') == {"without": 1}, "as earlier versions wrote it"
+    for before, after in ((b"0.1", b"0.2"), (b"null", b"true"), (b"Infinity", b"-Infinity"), (b'"x"', b'"y"')):
+        assert before in text
+        with pytest.raises(ValueError, match="has changed"):
+            parse_checked_json(text.replace(before, after))

@@ -10,7 +10,6 @@ gc then removes the record.
 from __future__ import annotations
 
 import errno
-import json
 import secrets
 import shutil
 import time
@@ -20,9 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
-from regatta.durable import fsync_path, replacing
+from regatta.durable import checked_json, fsync_path, parse_checked_json, replacing
 from regatta.errors import CorruptError, NotFoundError, nearest
 from regatta.paths import DELETED, DELETED_RECORD, DELETED_RUN, bytes_on_disk
 from regatta.repo.catalog.catalog import NewVersion
@@ -117,11 +114,10 @@ def write_record(
         {**_snapshot_names(repo, versions), **names},
         tuple(entry for each in {version.run for version in versions} if (entry := repo.catalog.run(each)) is not None),
     )
-    content = {"format": FORMAT, **asdict(made)}
     try:
         folder.mkdir(parents=True)
         with replacing(folder / DELETED_RECORD) as written, written.open("w", encoding="utf-8") as file:
-            json.dump({**content, "checksum": _checksum(content)}, file)
+            file.write(checked_json({"format": FORMAT, **asdict(made)}))
         fsync_path(folder.parent)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -194,10 +190,7 @@ def deleted_run_folder(repo: Repo, deletion: Deletion) -> Path:
 
 def _read(folder: Path) -> Deletion:
     try:
-        content = json.loads((folder / DELETED_RECORD).read_bytes())
-        checksum = content.pop("checksum", None)
-        if checksum is not None and checksum != _checksum(content):
-            raise ValueError("its content has changed")
+        content = parse_checked_json((folder / DELETED_RECORD).read_bytes())
         if content.pop("format") != FORMAT:
             raise ValueError("another version of Regatta wrote it")
         versions = tuple(_version(each) for each in content.pop("versions"))
@@ -210,10 +203,6 @@ def _read(folder: Path) -> Deletion:
             place=str(folder),
             hint="Delete that folder: the deletion is then final.",
         ) from error
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return blake3(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _version(content: dict[str, Any]) -> DeletedVersion:

@@ -10,7 +10,6 @@ killed between the commit and the emptying of the area therefore does not commit
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regatta.durable import exclusive, replacing
+from regatta.durable import checked_json, exclusive, parse_checked_json, replacing
 from regatta.errors import CorruptError, NotFoundError, UsageError, nearest
 from regatta.paths import FOLDER, STAGING, STAGING_LOCK
 from regatta.repo.catalog.records import Version
@@ -274,7 +273,7 @@ def _read(repo: Repo) -> StagingArea:
     except FileNotFoundError:
         return StagingArea()
     try:
-        area = _parsed(json.loads(text) if len(text) <= MAX_BYTES else None)
+        area = _parsed(parse_checked_json(text) if len(text) <= MAX_BYTES else None)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
             f"The staging area cannot be read: {error!r:.200}.", place=str(path), hint="Delete the file and add again."
@@ -303,4 +302,4 @@ def _write(repo: Repo, area: StagingArea) -> None:
     content = {"format": FORMAT, "committing": area.committing, "items": [asdict(item) for item in area.items]}
     path = repo.folder / STAGING
     with replacing(path) as written, written.open("w", encoding="utf-8") as file:
-        json.dump(content, file, ensure_ascii=True, allow_nan=False)
+        file.write(checked_json(content))

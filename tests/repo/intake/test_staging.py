@@ -142,6 +142,22 @@ def test_a_damaged_staging_area_is_an_error(repo: Repo) -> None:
                 staged(repo)
 
 
+def test_a_changed_value_in_the_staging_area_is_not_committed(repo: Repo, here: Path) -> None:
+    with repo:
+        add(repo, ["config.toml", "net-epoch2.safetensors"])
+        path = repo.folder / STAGING
+        whole = path.read_bytes()
+        for before, after in ((b'"lr": 0.1', b'"lr": 0.9'), (b'"epoch": 2', b'"epoch": 3')):
+            assert before in whole
+            path.write_bytes(whole.replace(before, after))
+            with pytest.raises(CorruptError, match="its content has changed"):
+                commit_staged(repo, "net")
+            with pytest.raises(CorruptError, match="its content has changed"):
+                repo.gc(grace=0.0)
+        path.write_bytes(whole)
+        assert commit_staged(repo, "net").hyperparameters == {"lr": 0.1}
+
+
 def test_many_processes_can_add_at_once(repo: Repo, here: Path) -> None:
     for number in range(12):
         (here / f"f{number}.txt").write_text(str(number))
