@@ -34,6 +34,7 @@ from regatta.cluster import Cluster
 from regatta.code_identity import describe_code
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.data import Dataset
+from regatta.data.choice import paths_of
 from regatta.data.order import permutation
 from regatta.data.sharing import Sharing, sharing_of
 from regatta.engine import workers as worker_pools
@@ -494,7 +495,8 @@ class Sweep:
     def _setup(self, folder: Path) -> WorkerSetup:
         train = tuple(part.path for part in self.dataset.train)
         held_out = tuple(part.path for part in self.dataset.eval)
-        return WorkerSetup(self._recipe, self.goal.seed, train, held_out, folder / LOGS, self._sharing())
+        choice = None if self.dataset.choice is None else paths_of(self.dataset.choice)
+        return WorkerSetup(self._recipe, self.goal.seed, train, held_out, folder / LOGS, self._sharing(), choice)
 
     def _sharing(self) -> SharingPlan | None:
         """Which preprocessing is shared; None where there is none, or where sharing would not pay."""
@@ -529,6 +531,11 @@ class Sweep:
             raise UsageError("The search has no configuration to begin with.")
         if self.name is not None and not (isinstance(self.name, str) and RUN_NAME.fullmatch(self.name)):
             raise UsageError(f"A run cannot be named {brief(self.name)}; use letters, digits, '.', '-' and '_'.")
+        if self.dataset.choice is not None:
+            for config in configs.values():
+                self.dataset.choice.of(config)
+            if self.recipe.transform_fn is not None or self.share.always:
+                raise UsageError("Preprocessing is not shared, and no transform_fn called, for several data sets.")
         if self.recipe.train_fn is None:
             for config in configs.values():
                 check_batch_size(config)

@@ -1,6 +1,7 @@
 """Data sets in partitions: arrays or files enter; partitions that workers can map into memory leave.
 
     dataset.py       Dataset: its partitions, checked, described and assigned to workers
+    choice.py        several data sets for one sweep, by a value of the configuration
     partition.py     one partition: its header and its arrays
     formats/         safetensors, npz, Parquet: each with the functions `inspect` and `read`
     arrays.py        the caller's arrays, checked

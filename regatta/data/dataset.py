@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regatta.configuration import Scalar
 from regatta.data.arrays import Array, named_arrays
 from regatta.data.availability import Workers, place_partitions
-from regatta.data.fingerprint import hash_arrays, hash_files
+from regatta.data.choice import DataChoice, check_choice
+from regatta.data.fingerprint import hash_arrays, hash_files, hash_fingerprints
 from regatta.data.formats import dtype_name
 from regatta.data.order import Indices
 from regatta.data.partition import Column, Partition, inspect, unknown_format
@@ -37,6 +39,7 @@ class Dataset:
     eval: tuple[Partition, ...] = ()
     availability: Mapping[Path, Workers] = field(default_factory=dict)
     content: str | None = None  # the fingerprint, where it is known without reading the files
+    choice: DataChoice | None = None  # the data sets of the configurations; this one is the first of them
 
     @classmethod
     def from_arrays(
@@ -118,6 +121,16 @@ class Dataset:
             x, y, name="digits", partitions=partitions, eval_fraction=eval_fraction, seed=seed, directory=directory
         )
 
+    @classmethod
+    def by_config(cls, by: str, datasets: Mapping[str, Dataset]) -> Dataset:
+        """Several data sets for one sweep: `config[by]` names the one on which a configuration is trained.
+
+        They have the same columns and equally many partitions. `name` and `rows` are those of the first one.
+        """
+        choice = check_choice(by, datasets)
+        first = next(iter(choice.datasets.values()))
+        return cls("-".join(choice.datasets)[:80], first.train, first.eval, choice=choice)
+
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns that all partitions share; empty where only an `input_fn` can read them."""
@@ -126,6 +139,8 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """A hash of all the data as it is now; it does not depend on where the files are."""
+        if self.choice is not None:
+            return hash_fingerprints(self.choice.by, {n: each.fingerprint for n, each in self.choice.datasets.items()})
         return self.content or hash_files([p.path for p in self.train], [p.path for p in self.eval])
 
     def check(self, input_fn: bool = False) -> None:
@@ -145,6 +160,15 @@ class Dataset:
             if self.content is not None:
                 check_owner(part.path, self.content)
         _check_same_columns(self.train + self.eval)
+        for dataset in self._others():
+            dataset.check(input_fn)
+
+    def data_of(self, values: Mapping[str, Scalar]) -> str:
+        """The name of a configuration's data set, where there are several; otherwise empty."""
+        return "" if self.choice is None else self.choice.of(values)
+
+    def _others(self) -> tuple[Dataset, ...]:
+        return () if self.choice is None else tuple(self.choice.datasets.values())[1:]
 
     def relative_to(self, folder: Path) -> Dataset:
         """The same data set with relative paths for the partitions below a folder, as `below` takes them."""
@@ -159,11 +183,15 @@ class Dataset:
             tuple(replace(part, path=move(part.path)) for part in kind) for kind in (self.train, self.eval)
         )
         placed = {move(path): workers for path, workers in self.availability.items()}
-        return replace(self, train=train, eval=held_out, availability=placed)
+        choice = self.choice
+        if choice is not None:
+            choice = replace(choice, datasets={name: each._moved(move) for name, each in choice.datasets.items()})
+        return replace(self, train=train, eval=held_out, availability=placed, choice=choice)
 
     def check_present(self) -> None:
         """Raise if a partition is not where it was."""
-        missing = [part.path for part in self.train + self.eval if not part.path.exists()]
+        known = (part.path for dataset in (self, *self._others()) for part in dataset.train + dataset.eval)
+        missing = [path for path in known if not path.exists()]
         if missing:
             others = f" (and {len(missing) - 1} more)" if missing[1:] else ""
             raise DataError(
@@ -188,7 +216,13 @@ class Dataset:
             "train": [{"path": str(part.path), "rows": part.rows} for part in self.train],
             "eval": [{"path": str(part.path), "rows": part.rows} for part in self.eval],
             "columns": [{"name": c.name, "dtype": c.dtype, "shape": list(c.shape)} for c in self.columns],
+            **self._describe_choice(),
         }
+
+    def _describe_choice(self) -> dict[str, Any]:
+        if self.choice is None:
+            return {}
+        return {"by": self.choice.by, "of": {name: each.describe() for name, each in self.choice.datasets.items()}}
 
 
 def _check_name(name: str) -> None:

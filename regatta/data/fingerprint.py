@@ -33,3 +33,8 @@ def hash_files(*kinds: Sequence[Path]) -> str:
                 digest.update(f"{path.stat().st_size}\n".encode())
                 digest.update_mmap(path)
     return digest.hexdigest(length=16)
+
+
+def hash_fingerprints(by: str, fingerprints: Mapping[str, str]) -> str:
+    """The fingerprint of several data sets that configurations choose from."""
+    return blake3(json.dumps([by, sorted(fingerprints.items())]).encode()).hexdigest(length=16)

@@ -12,6 +12,7 @@ from regatta.configuration import Scalar
 from regatta.errors import UsageError
 
 if TYPE_CHECKING:
+    from regatta.data.choice import PartitionPaths
     from regatta.data.sharing import Sharing
 
 
@@ -49,6 +50,15 @@ class WorkerSetup:
     eval: tuple[Path, ...]
     logs: Path  # the folder for the output of workers
     sharing: SharingPlan | None = None
+    choice: PartitionPaths | None = None  # of all data sets, where the configurations have several
+
+    def place(self, kind: Literal["train", "eval"], values: Mapping[str, Scalar], partition: int) -> int:
+        """The number under which `path` knows a partition of a configuration."""
+        return partition if self.choice is None else self.choice.place(kind, values, partition)
+
+    def path(self, kind: Literal["train", "eval"], place: int) -> Path:
+        paths = self.choice or {"train": self.train, "eval": self.eval}
+        return paths[kind][place]
 
     @cached_property
     def recipe(self) -> Recipe:

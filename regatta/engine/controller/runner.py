@@ -46,7 +46,7 @@ class Runner:
         self._state_files = StateFiles(settings.folder, settings.dataset)
         self._trials = Trials(settings.search, settings.goal)
         self._scheduled = ScheduledModels()
-        self._packer = Packer(settings.orders)
+        self._packer = Packer(settings.orders, settings.dataset.data_of)
         self._replanner = Replanner(
             settings.pool, settings.planner, settings.cluster, self._run_log, self._packer, self._scheduled,
             settings.folder / LOGS / MEETINGS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from regatta.configuration import Scalar
 from regatta.engine.controller.scheduled_models import ScheduledModel
 from regatta.engine.controller.trials import Progress, Trial
 from regatta.plan.strategy.form_packs import Builds, PackCandidate, PackRate, form_packs
@@ -14,11 +15,12 @@ Orders: TypeAlias = Callable[[str, int], Mapping[int, Sequence[int]] | None]
 
 
 class Packer:
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: Orders, data_of: Callable[[Mapping[str, Scalar]], str] = lambda values: "") -> None:
+        """`data_of(values)` names the data set of a configuration, where there are several."""
         self.sizes: Mapping[str, int] = {}  # of the largest pack, by the build of its members
         self.rates: Mapping[str, PackRate] = {}
         self.builds = Builds()
-        self._orders = orders
+        self._orders, self._data_of = orders, data_of
 
     def form(self, progress: Mapping[Trial, Progress], idle: int) -> list[list[Trial]]:
         """The trials in packs or singly: at least as many models as there are idle workers."""
@@ -27,9 +29,10 @@ class Packer:
         return [[trials[name] for name in names] for names in form_packs(candidates, self.sizes, idle)]
 
     def _candidate(self, trial: Trial, done: Progress) -> PackCandidate:
-        """Members of a pack are of one build, have made equal progress, and have the same units left."""
+        """Members of a pack are of one build and data set, have made equal progress and have the same units left."""
         packable = not trial.alone and not trial.stopped
-        alike = (done, trial.epochs, trial.most, repr(self._orders(trial.id, trial.epochs)))
+        orders = repr(self._orders(trial.id, trial.epochs))
+        alike = (done, trial.epochs, trial.most, orders, self._data_of(trial.values))
         return PackCandidate(trial.id, self.builds.build_of(trial.id, trial.values) if packable else "", alike)
 
     def fits(self, model: ScheduledModel) -> bool:

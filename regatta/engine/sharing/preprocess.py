@@ -54,7 +54,7 @@ class Preprocessor:
     setup: WorkerSetup
 
     def read(self, kind: PartitionKind, index: int) -> Any:
-        path, input_fn = (self.setup.train if kind == "train" else self.setup.eval)[index], self.setup.recipe.input_fn
+        path, input_fn = self.setup.path(kind, index), self.setup.recipe.input_fn
         with making_data():
             if input_fn is None:
                 return read_partition(path)

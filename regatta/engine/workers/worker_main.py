@@ -108,8 +108,12 @@ def serve(file: int, blocks: int | None = None) -> None:
 
 def readable_partitions(setup: WorkerSetup) -> dict[str, list[int]]:
     """The numbers of the partitions whose files or folders this process can open."""
-    paths = {"train": setup.train, "eval": setup.eval}
-    return {kind: [j for j, path in enumerate(of_kind) if _can_open(path)] for kind, of_kind in paths.items()}
+    own, choice = (setup.train, setup.eval), setup.choice
+    paths = own if choice is None else (choice.train, choice.eval)  # of the first data set, and of the others
+    return {
+        kind: [j for j in range(len(first)) if all(map(_can_open, known[j :: len(first)]))]
+        for kind, first, known in zip(("train", "eval"), own, paths, strict=True)
+    }
 
 
 def _can_open(path: Path) -> bool:

@@ -166,7 +166,8 @@ class ModelProfiler:
         if task.eval_partition is None:
             return _PhaseTimes()
         trainer, framework = self._trainer, cached.framework
-        data = trainer.partition_cache.partition(BlockKey("eval", task.eval_partition), framework, costs)
+        place = trainer.setup.place("eval", task.values, task.eval_partition)
+        data = trainer.partition_cache.partition(BlockKey("eval", place), framework, costs)
         rows, seconds, startup, metrics = framework.rows(data), 0.0, 0.0, dict[str, float]()
         with framework.seeded(derive_seed(trainer.setup.seed, "eval")):
             if trainer.setup.recipe.train_fn is None:

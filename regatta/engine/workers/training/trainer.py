@@ -300,7 +300,9 @@ class Trainer:
 
     def _key(self, task: Task) -> BlockKey:
         transformed = task.kind == "train" and self.setup.recipe.transform_fn is not None
-        return BlockKey("eval" if task.kind == "eval" else "train", task.partition, task.epoch if transformed else None)
+        kind: Literal["train", "eval"] = "eval" if task.kind == "eval" else "train"
+        place = self.setup.place(kind, task.values, task.partition)
+        return BlockKey(kind, place, task.epoch if transformed else None)
 
     @contextlib.contextmanager
     def _check_unmodified(self, framework: Framework, data: Any) -> Iterator[None]:
