@@ -74,6 +74,7 @@ from regatta.paths import (
     store_beside,
 )
 from regatta.plan.schedule.hopper import check_rule
+from regatta.plan.strategy.costs import UNIT_PAUSE_S
 from regatta.plan.strategy.plan_tree import PackNode, Plan
 from regatta.plan.strategy.what_if import HopWorkload, what_if
 from regatta.run import Run
@@ -341,7 +342,8 @@ class Sweep:
         found, _ = self._profile()
         wanted = forecast(self.search, self.goal).items()
         epochs = {config: asked.epochs for config, asked in wanted if config not in found.models.failed}
-        work = HopWorkload(epochs, len(self.dataset.train), len(self.dataset.eval), found.models.estimates)
+        estimates = found.models.estimates
+        work = HopWorkload(epochs, len(self.dataset.train), len(self.dataset.eval), estimates, UNIT_PAUSE_S)
         return what_if(work, workers, self.rule, self.goal.seed)
 
     def _profile(self, progress: bool = False) -> tuple[ProfilingResults, RunStrategy]:

@@ -42,6 +42,7 @@ class TrialScheduler:
         """Schedule these trials as far as they are wanted now."""
         for trial in trials:
             self.run_log.declare(trial)
+            self.estimates.add_model(trial.id, trial.values)
             if trial.failed or trial.held:
                 continue
             model = self.scheduled.model_of(trial)

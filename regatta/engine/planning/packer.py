@@ -8,7 +8,8 @@ from typing import TypeAlias
 from regatta.configuration import Scalar
 from regatta.engine.controller.scheduled_models import ScheduledModel
 from regatta.engine.controller.trials import Progress, Trial
-from regatta.plan.strategy.form_packs import Builds, PackCandidate, PackRate, form_packs
+from regatta.plan.schedule.model_kinds import LabelsByValues
+from regatta.plan.strategy.form_packs import PackCandidate, PackRate, form_packs
 
 # The partitions by epoch that a configuration visits in order, up to an epoch; None where the scheduler decides.
 Orders: TypeAlias = Callable[[str, int], Mapping[int, Sequence[int]] | None]
@@ -19,7 +20,7 @@ class Packer:
         """`data_of(values)` names the data set of a configuration, where there are several."""
         self.sizes: Mapping[str, int] = {}  # of the largest pack, by the build of its members
         self.rates: Mapping[str, PackRate] = {}
-        self.builds = Builds()
+        self.builds = LabelsByValues()
         self._orders, self._data_of = orders, data_of
 
     def form(self, progress: Mapping[Trial, Progress], idle: int) -> list[list[Trial]]:
@@ -33,7 +34,7 @@ class Packer:
         packable = not trial.alone and not trial.stopped
         orders = repr(self._orders(trial.id, trial.epochs))
         alike = (done, trial.epochs, trial.most, orders, self._data_of(trial.values))
-        return PackCandidate(trial.id, self.builds.build_of(trial.id, trial.values) if packable else "", alike)
+        return PackCandidate(trial.id, self.builds.label_of(trial.id, trial.values) if packable else "", alike)
 
     def fits(self, model: ScheduledModel) -> bool:
         """Whether a scheduled model has no more members than the plan says."""
@@ -59,4 +60,4 @@ class Packer:
 
     def _build(self, model: ScheduledModel) -> str:
         first = model.trials[0]
-        return self.builds.build_of(first.id, first.values)
+        return self.builds.label_of(first.id, first.values)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from regatta.cluster import Cluster
@@ -16,13 +17,12 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.errors import RegattaError
 from regatta.journal.journal_file import Record
 from regatta.plan.strategy.choose import MAX_SIMULATED_UNITS, Constraints, Numerics, choose
-from regatta.plan.strategy.costs import ClusterSpec, Strategy, estimate, load_and_chain
+from regatta.plan.strategy.costs import UNIT_PAUSE_S, ClusterSpec, Strategy, estimate, load_and_chain
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import Plan
-from regatta.plan.strategy.workload import ModelCosts, ProfiledModel, SweepProfile, Team
+from regatta.plan.strategy.workload import ModelCosts, PlannedModel, SweepProfile, Team
 from regatta.search.base import Train
 
-UNIT_SECONDS = 0.002  # from the end of a unit to the start of the next
 DEFAULT_START_SECONDS = 2.0  # until a new process can preprocess data, where that was not measured
 SIMULATED_UNITS_PER_SECOND = 40.0  # units that may be simulated to compare plans, for each second of the run
 MIN_SIMULATED_UNITS = 200
@@ -197,11 +197,16 @@ class Planner:
         """The profiles of the wanted models, as `plan` takes them."""
         width = self.options.group or 1
         communication: Mapping[str, Communication] = results.communication
-        builds = {name: results.builds.build_of(name, asked.config) for name, asked in wanted.items()}
+        builds = {name: results.builds.label_of(name, asked.config) for name, asked in wanted.items()}
         if width > 1:  # the models were profiled in groups, so their times include the communication
             communication = dict.fromkeys(builds.values(), Communication(0.0))
+        profiled = results.models.profiles
+        for name, asked in wanted.items():
+            results.models.estimates.add_model(name, asked.config)
         models = {
-            name: ProfiledModel(asked.epochs, asked.config, self._costs(results, name, width), builds[name])
+            name: PlannedModel(
+                asked.epochs, asked.config, self._costs(results, name, width), builds[name], profiled=name in profiled
+            )
             for name, asked in wanted.items()
             if asked.epochs > 0 and name not in results.models.failed
         }
@@ -218,30 +223,29 @@ class Planner:
             models, rates, communication, bool(self.options.pack), sharable=sharable, long_steps=long_steps
         )
 
-    def _costs(self, results: ProfilingResults, name: str, width: int) -> ModelCosts | None:
-        profile = results.models.profiles.get(name)
-        if profile is None:
-            return None
-        estimates, eval_units = results.models.estimates, len(self._dataset.eval)
+    def _costs(self, results: ProfilingResults, name: str, width: int) -> ModelCosts:
+        """The costs of a model: as measured, or as those of the models like it where it was not profiled."""
+        estimates, eval_units, profiles = results.models.estimates, len(self._dataset.eval), results.models.profiles
+        like = [name] if name in profiles else estimates.models_like(name)
+        measured = [profiles[other] for other in like if other in profiles] or list(profiles.values())
         learned, rows = estimates.profile(name), estimates.rows("train")
-        evaluate = learned.eval * estimates.rows("eval") + (learned.fixed + UNIT_SECONDS) * eval_units
+        evaluate = learned.eval * estimates.rows("eval") + (learned.fixed + UNIT_PAUSE_S) * eval_units
         return ModelCosts(
             train=learned.train * rows * width,
             evaluate=evaluate * width,
             fixed=learned.fixed,
             prepare=learned.prepare * rows,
-            state_bytes=profile.state_bytes,
-            peak_bytes=profile.peak_bytes,
-            build=profile.build,
-            fetch=min(learned.fixed, profile.eval_fixed_seconds or 0.0),
+            state_bytes=_mean([profile.state_bytes for profile in measured]),
+            peak_bytes=max((profile.peak_bytes for profile in measured), default=0.0),
+            fetch=min(learned.fixed, _mean([profile.eval_fixed_seconds or 0.0 for profile in measured])),
         )
 
     def cluster_spec(self, workers: AvailableWorkers, profile: SweepProfile) -> ClusterSpec:
-        peaks = [model.costs.peak_bytes for model in profile.models.values() if model.costs is not None]
+        peaks = [model.costs.peak_bytes for model in profile.models.values()]
         return ClusterSpec(
             workers.workers,
             memory=max([workers.memory, *peaks]),
-            unit=UNIT_SECONDS,
+            unit=UNIT_PAUSE_S,
             cores=workers.spare_cores,
             share_start=0.0 if self.options.share else workers.start_seconds,  # if asked for, starts with the workers
             partitions=len(self._dataset.train),
@@ -266,6 +270,10 @@ class Planner:
         self._replans += 1
         for drift in self._drift.values():
             drift.mean_at_plan, drift.units = drift.mean, 0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
 
 
 def _run_strategy(profile: SweepProfile, chosen: Strategy, plan: Plan) -> RunStrategy:

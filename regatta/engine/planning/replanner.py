@@ -158,7 +158,7 @@ class Replanner:
             seconds -= sum(part.load_seconds for part in done)
         self.planner.observe(self.estimates.log_error(unit, seconds), len(parts) > 1)
         if done[0].width > 1:
-            build = self._results.builds.build_of(done[0].task.config, done[0].task.values)
+            build = self._results.builds.label_of(done[0].task.config, done[0].task.values)
             nodes = int(self._infos[event.worker].get("nodes", 1))
             observed = self._observed.setdefault(build, ObservedCommunication())
             observed.add_unit(done[0].width, nodes, seconds, done[0].sync_seconds)

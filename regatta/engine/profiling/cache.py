@@ -26,7 +26,8 @@ from regatta.data import Dataset
 from regatta.durable import replacing
 from regatta.engine.messages import ModelProfile
 from regatta.errors import RegattaError
-from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate
+from regatta.plan.schedule.model_kinds import LabelsByValues
+from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, PackRate
 
 VERSION = 2
 MAX_FILES = 256  # the least recently used are deleted first
@@ -67,7 +68,7 @@ class ProfileCache:
     ratios: dict[str, float] = field(default_factory=dict)  # of communication to computation in groups, by build
     start_seconds: float | None = None  # until a new process can preprocess data
     memory: float | None = None  # bytes of a device for each worker
-    _builds: tuple[Builds, dict[str, list[CachedProfile]]] | None = None
+    _builds: tuple[LabelsByValues, dict[str, list[CachedProfile]]] | None = None
 
     @classmethod
     def open(cls, folder: Path, key: str) -> ProfileCache:
@@ -124,7 +125,7 @@ class ProfileCache:
     def _find_similar(self, values: Values) -> CachedProfile | None:
         """A profile of the same build, if the values that differ are known to change neither build nor time."""
         builds, by_build = self._builds or self._learn_builds()
-        alike = by_build.get(builds.build_of(config_id(values), values), [])
+        alike = by_build.get(builds.label_of(config_id(values), values), [])
         varied = {name for name in values if len({repr(known.values.get(name)) for known in alike}) > 1}
         near = [known for known in alike if _equal_except(known.values, values, varied)]
         if not all(_is_near(values[name], [known.values.get(name) for known in near]) for name in varied):
@@ -134,9 +135,9 @@ class ProfileCache:
             return None
         return sorted(near, key=lambda known: known.profile.train_seconds_per_row)[len(near) // 2]
 
-    def _learn_builds(self) -> tuple[Builds, dict[str, list[CachedProfile]]]:
+    def _learn_builds(self) -> tuple[LabelsByValues, dict[str, list[CachedProfile]]]:
         """The builds of all cached configurations, and the profiles of each build; kept, because it takes a while."""
-        builds, by_build = Builds(), dict[str, list[CachedProfile]]()
+        builds, by_build = LabelsByValues(), dict[str, list[CachedProfile]]()
         for name, known in self.configs.items():
             if known.profile.build not in ("", ANY_CUDA_BUILD):
                 builds.learn(name, known.values, known.profile.build)

@@ -1,7 +1,7 @@
 """Profiling of single models: a few batches of each configuration show what units cost and that its functions work.
 
-Profiling stops when it has cost a small share of the run that it predicts. The scheduler estimates the configurations
-that are left over by the mean of the others.
+Profiling stops when it has cost a small share of the run that it predicts. The configurations that are left over are
+estimated by those of their kind.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError, RegattaError, UsageError, nearest
 from regatta.journal.journal_file import Record
 from regatta.plan.schedule.estimates import Estimates
+from regatta.plan.schedule.model_kinds import LabelsByValues
 from regatta.plan.schedule.units import Unit
-from regatta.plan.strategy.form_packs import Builds, PackRate
+from regatta.plan.strategy.form_packs import PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.search.base import Goal
 
@@ -64,27 +65,15 @@ class ModelProfiles:
     memory: float | None = None  # bytes of a device for each worker, the smallest of all
     cached: set[str] = field(default_factory=set)  # configurations whose profile an earlier run measured
     lost: set[str] = field(default_factory=set)  # workers that will not come back
-    rows_known: bool = True  # of all partitions; else each counts as one row
 
     @classmethod
     def for_dataset(cls, dataset: Dataset) -> ModelProfiles:
-        known = all(part.rows is not None for part in dataset.train + dataset.eval)
-        train, evals = ([part.rows or 0 if known else 1 for part in parts] for parts in (dataset.train, dataset.eval))
-        return cls(Estimates(train, evals), rows_known=known)
+        train, evals = ([part.rows for part in parts] for parts in (dataset.train, dataset.eval))
+        return cls(Estimates.for_partitions(train, evals))
 
     def add(self, config: str, profile: ModelProfile) -> None:
         self.profiles[config] = profile
-        train, evaluate = profile.train_seconds_per_row, profile.eval_seconds_per_row
-        prepare = profile.prepare_seconds_per_row
-        if profile.eval_fixed_seconds is not None and profile.eval_rows:
-            # Estimates count the fixed seconds of a training unit for every unit. An evaluation leaves no state and
-            # costs less, so the difference is taken off its rows.
-            saved = profile.fixed_seconds - profile.eval_fixed_seconds
-            evaluate = max(0.0, evaluate - saved / profile.eval_rows)
-        if not self.rows_known:  # then a partition counts as one row
-            train, evaluate = train * profile.train_rows, evaluate * profile.eval_rows
-            prepare *= profile.train_rows
-        self.estimates.set_profile(config, train, evaluate, profile.fixed_seconds, prepare)
+        self.estimates.set_measured_profile(config, vars(profile))
 
     def on_worker_up(self, event: WorkerReady) -> None:
         self.ready[event.worker] = event
@@ -108,7 +97,7 @@ class ProfilingResults:
     models: ModelProfiles
     pack_rates: dict[str, PackRate] = field(default_factory=dict)
     communication: dict[str, Communication] = field(default_factory=dict)
-    builds: Builds = field(default_factory=Builds)
+    builds: LabelsByValues = field(default_factory=LabelsByValues)
 
 
 def profile_models(pool: WorkerPool, request: ProfilingRequest, hooks: ProfilingHooks = NO_HOOKS) -> ModelProfiles:
@@ -158,7 +147,9 @@ def models_from_journal(dataset: Dataset, history: Iterable[Record]) -> ModelPro
     """The profiles in a journal, with estimates corrected by its units."""
     found = ModelProfiles.for_dataset(dataset)
     for line in history:
-        if line["event"] == "pilot":
+        if line["event"] == "config":
+            found.estimates.add_model(line["config"], line["values"])
+        elif line["event"] == "pilot":
             fields = {name: line[name] for name in ModelProfile.__dataclass_fields__ if name in line}
             found.add(line["config"], ModelProfile(**fields, metrics=()))
         elif line["event"] == "unit" and line.get("pack") is None:
@@ -180,6 +171,7 @@ class _ProfilingScheduler:
         self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
         self.train, self.eval = dataset.holders(workers)
         for config, values in self.configs.items():
+            self.found.estimates.add_model(config, values)
             profile = None if request.cache is None else request.cache.find(values)
             if profile is not None:
                 self.found.add(config, profile)

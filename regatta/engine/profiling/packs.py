@@ -15,7 +15,8 @@ from regatta.engine.profiling.cache import CachedPackRate
 from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
 from regatta.engine.workers.base import WorkerPool
 from regatta.journal.journal_file import Record
-from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate
+from regatta.plan.schedule.model_kinds import LabelsByValues
+from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, PackRate
 
 MEMBERS = (8, 4, 2)  # sizes to try where a worker's share of the models would cost too much
 MAX_MEMBERS = 32  # to try at once
@@ -24,8 +25,8 @@ MAX_COST_SHARE = 0.1  # of the predicted work that trying may cost; where packs 
 MAX_STEP_SECONDS = 3e-3  # a longer step keeps a processor busy by itself
 
 
-def builds_of(models: ModelProfiles, configs: Configs) -> Builds:
-    builds = Builds()
+def builds_of(models: ModelProfiles, configs: Configs) -> LabelsByValues:
+    builds = LabelsByValues()
     for config, profile in models.profiles.items():
         if config in configs:
             builds.learn(config, configs[config], profile.build)
@@ -83,7 +84,7 @@ def _find_untried(
     alike: dict[str, list[str]] = {}
     for config, values in request.configs.items():
         if config not in models.failed:
-            alike.setdefault(builds.build_of(config, values), []).append(config)
+            alike.setdefault(builds.label_of(config, values), []).append(config)
     rates, untried = dict[str, PackRate](), dict[str, list[str]]()
     for build, members in alike.items():
         if not build or len(members) < 2:

@@ -23,6 +23,7 @@ from regatta.plan.strategy.plan_tree import Estimate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+UNIT_PAUSE_S = 0.002  # from the end of a unit to the start of the next one on the same worker
 WAITING = 0.08  # share of time lost where load and chain are equal, as simulations show
 
 

@@ -10,6 +10,7 @@ from regatta.plan.schedule.estimates import Times
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.lower_bounds import HeldPartitions, lower_bound
 from regatta.plan.schedule.simulate import simulate, spread_partitions
+from regatta.plan.schedule.units import Unit
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class HopWorkload:
     partitions: int
     eval_partitions: int
     times: Times
+    pause: float = 0.0  # seconds from the end of a unit to the start of the next one on the same worker
 
     def hopper(self, held: HeldPartitions, **options: Any) -> Hopper:
         hopper = Hopper(self.partitions, self.eval_partitions, estimates=self.times, **options)
@@ -26,6 +28,24 @@ class HopWorkload:
         for model, epochs in self.epochs.items():
             hopper.add_model(model, epochs)
         return hopper
+
+
+@dataclass(frozen=True)
+class _WithPause:
+    """The times of units, with the pause after each."""
+
+    times: Times
+    pause: float
+
+    @property
+    def noise(self) -> float:
+        return self.times.noise
+
+    def seconds(self, unit: Unit, worker: str) -> float:
+        return self.times.seconds(unit, worker) + self.pause
+
+    def observe(self, unit: Unit, worker: str, seconds: float) -> None:
+        """What was simulated teaches nothing."""
 
 
 def what_if(work: HopWorkload, workers: Sequence[int], rule: str = "auto", seed: int = 0) -> list[dict[str, Any]]:
@@ -37,8 +57,9 @@ def what_if(work: HopWorkload, workers: Sequence[int], rule: str = "auto", seed:
 
 def _row(work: HopWorkload, workers: int, rule: str, seed: int) -> dict[str, Any]:
     held = spread_partitions(work.partitions, workers, work.eval_partitions)
-    schedule = simulate(work.hopper(held, rule=rule, seed=seed), work.times, learn=False)
-    bound = lower_bound(work.times, held, work.epochs, work.partitions, work.eval_partitions)
+    times = _WithPause(work.times, work.pause)
+    schedule = simulate(work.hopper(held, rule=rule, seed=seed), times, learn=False)
+    bound = lower_bound(times, held, work.epochs, work.partitions, work.eval_partitions)
     return {
         "workers": workers,
         "makespan": schedule.makespan,

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from regatta.plan.schedule.model_kinds import split_by_time
 from regatta.plan.strategy.costs import DataCosts, KindTeam, ModelKind, Strategy, Workload
 from regatta.plan.strategy.form_packs import MAX_PACK_MEMBERS, MIN_PACK_GAIN, PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import RejectedStrategy
 
-KIND_GAP = 2.0  # a model of one build that takes this many times as long as the next faster one starts another kind
 MAX_NAMED_VALUES = 3  # in the name of a kind
 
 
@@ -25,18 +25,18 @@ class ModelCosts:
     prepare: float = 0.0
     state_bytes: float = 0.0
     peak_bytes: float = 0.0
-    build: str = ""  # models of one build may be trained as a pack
     fetch: float = 0.0  # seconds of `fixed`, and of each evaluation, to fetch a state
 
 
 @dataclass(frozen=True)
-class ProfiledModel:
-    """What is wanted of a configuration, and its costs; of one that was not profiled, only its build is known."""
+class PlannedModel:
+    """What is wanted of a configuration, and its costs: measured, or estimated where it was not profiled."""
 
     epochs: int
     values: Mapping[str, object]
-    costs: ModelCosts | None = None
-    build: str = ""
+    costs: ModelCosts
+    build: str = ""  # models of one build may be trained as a pack
+    profiled: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SweepProfile:
     `communication` is the cost of groups by build; "" stands for all models that have no build.
     """
 
-    models: Mapping[str, ProfiledModel]
+    models: Mapping[str, PlannedModel]
     rates: Mapping[str, PackRate] = field(default_factory=dict)
     communication: Mapping[str, Communication] = field(default_factory=dict)
     packs_forced: bool = False  # then packs may be slower than single models
@@ -70,7 +70,7 @@ class SweepProfile:
 
     def known(self) -> bool:
         """Whether any model was profiled."""
-        return any(model.costs is not None for model in self.models.values())
+        return any(model.profiled for model in self.models.values())
 
     def work(self) -> Workload:
         alike = self.alike()
@@ -86,29 +86,16 @@ class SweepProfile:
         """The names of the models of each kind: of one build, with equally many epochs, and about equally slow."""
         kinds: dict[Hashable, list[str]] = {}
         for name, model in self.models.items():
-            single = name if model.costs is not None else ""
+            single = name if model.profiled else ""
             kinds.setdefault((model.build or single, bool(model.build), model.epochs), []).append(name)
         return [part for members in kinds.values() for part in self._split_by_time(members)]
 
     def _split_by_time(self, members: Sequence[str]) -> list[list[str]]:
-        """The members in several lists, where there is a gap between their times; packs go by build alone.
-
-        Members that were not profiled go to the longest list.
-        """
+        """The members in several lists, where there is a gap between their times; packs go by build alone."""
         if self._packed(self.models[members[0]].build, len(members)):
             return [list(members)]
-        seconds = {name: costs.train for name in members if (costs := self.models[name].costs) is not None}
-        parts: list[list[str]] = []
-        for name in sorted(seconds, key=lambda name: seconds[name]):
-            if not parts or seconds[name] > KIND_GAP * seconds[parts[-1][-1]]:
-                parts.append([])
-            parts[-1].append(name)
-        if len(parts) < 2:
-            return [list(members)]
-        longest = max(parts, key=len)
-        unprofiled = [name for name in members if name not in seconds]
-        sets = [{*part, *unprofiled} if part is longest else set(part) for part in parts]
-        return [[name for name in members if name in part] for part in sets]
+        parts = [set(part) for part in split_by_time({name: self.models[name].costs.train for name in members})]
+        return [[name for name in members if name in part] for part in parts]
 
     def pack_sizes(self, strategy: Strategy) -> dict[str, int]:
         """The largest size of a pack, by build."""
@@ -158,8 +145,7 @@ class SweepProfile:
 
     def _kind(self, name: str, members: Sequence[str]) -> ModelKind:
         build = self.models[members[0]].build
-        same_build = [other for other, model in self.models.items() if build and model.build == build]
-        known = self._costs(members) or self._costs(same_build) or self._costs(self.models)
+        known = self._costs(members)
         return ModelKind(
             name,
             len(members),
@@ -176,7 +162,7 @@ class SweepProfile:
         )
 
     def _costs(self, names: Iterable[str]) -> list[ModelCosts]:
-        return [costs for name in names if (costs := self.models[name].costs) is not None]
+        return [self.models[name].costs for name in names]
 
     def _packed(self, build: str, models: int) -> dict[int, float]:
         """Seconds of the largest pack over those of one model. The curve is linear, so its end is enough."""

@@ -33,10 +33,93 @@ def test_a_model_without_a_profile_gets_the_mean_of_the_others() -> None:
     assert estimates.seconds(unit("c"), "w") == pytest.approx(2.0)
 
 
+def widths_profiled(build: str = "") -> Estimates:
+    """Two narrow models and two wide ones were profiled; a wide one takes 40 times as long."""
+    estimates = Estimates([100, 300], [50])
+    for number, (width, per_row) in enumerate([(64, 0.001), (64, 0.0012), (4096, 0.04), (4096, 0.048)]):
+        estimates.add_model(f"m{number}", {"width": width, "lr": 0.1 / (number + 1)})
+        estimates.set_profile(f"m{number}", per_row, per_row / 4, 0.01, build=build or f"build of {width}")
+    return estimates
+
+
+@pytest.mark.parametrize("build", ["", "cuda"], ids=["build for each width", "one build"])
+def test_a_model_without_a_profile_is_estimated_by_its_kind(build: str) -> None:
+    """Its hyperparameters tell its kind, also where models of one build take different times."""
+    estimates = widths_profiled(build)
+    estimates.add_model("narrow", {"width": 64, "lr": 0.7})
+    estimates.add_model("wide", {"width": 4096, "lr": 0.1})
+    assert estimates.seconds(unit("narrow"), "w") == pytest.approx(100 * 0.0011 + 0.01)
+    assert estimates.seconds(unit("wide"), "w") == pytest.approx(100 * 0.044 + 0.01)
+    assert estimates.seconds(unit("wide", 0, "eval"), "w") == pytest.approx(50 * 0.011 + 0.01)
+    assert estimates.models_like("wide") == ["m2", "m3"]
+    assert estimates.profile("wide").train == pytest.approx(0.044)
+
+
+def test_a_model_unlike_all_others_is_estimated_by_its_build_or_by_all() -> None:
+    one_build = widths_profiled("cuda")
+    one_build.set_profile("other build", 9.0, 0.0, build="other")
+    one_build.add_model("other build", {"width": 5, "lr": 0.5, "kind": "conv"})
+    one_build.add_model("medium", {"width": 512, "lr": 0.1})
+    assert sorted(one_build.models_like("medium")) == ["m0", "m1", "m2", "m3"]
+    unknown = widths_profiled()
+    unknown.add_model("medium", {"width": 512, "lr": 0.1})
+    assert sorted(unknown.models_like("medium")) == ["m0", "m1", "m2", "m3"]
+    assert unknown.seconds(unit("medium"), "w") == unknown.seconds(unit("without values"), "w")
+
+
+def test_the_estimate_of_a_kind_follows_the_units_of_the_kind_alone() -> None:
+    estimates = widths_profiled()
+    estimates.add_model("wide", {"width": 4096, "lr": 0.9})
+    before = estimates.seconds(unit("wide"), "w")
+    for _ in range(20):
+        estimates.observe(unit("m0"), "w1", 10 * estimates.seconds(unit("m0"), "w1"))
+    assert estimates.seconds(unit("wide"), "w") == before
+    for worker in ("w2", "w3", "w4", "w5"):
+        for model in ("m2", "m3"):
+            estimates.observe(unit(model), worker, 3 * before)
+    assert estimates.seconds(unit("wide"), "w") > 2 * before
+
+
+def test_packs_do_not_count_as_models_of_a_kind() -> None:
+    """A pack of eight takes several times as long as a model."""
+    estimates = Estimates([100])
+    for name in ("a", "b"):
+        estimates.set_profile(name, 0.01, 0.0)
+    before = estimates.seconds(unit("new"), "w")
+    estimates.set_pack("pack", ["a", "b"] * 4, gain=2.0)
+    assert estimates.seconds(unit("pack"), "w") == pytest.approx(4.0)
+    assert estimates.seconds(unit("new"), "w") == before
+    estimates.observe(unit("pack"), "w1", 40.0)
+    assert estimates.seconds(unit("new"), "w") == before
+
+
 def test_the_first_unit_of_a_model_without_a_profile_is_its_profile() -> None:
     estimates = Estimates([100, 300])
     estimates.observe(unit("a"), "w", 4.0)
     assert estimates.seconds(unit("a", 1), "w") == pytest.approx(12.0)
+
+
+def test_the_first_unit_scales_the_estimate_of_the_kind() -> None:
+    """The unit took twice as long as estimated: so do its fixed part and its evaluations, also in a group."""
+    estimates = widths_profiled()
+    estimates.speedup = lambda model: 2.0
+    estimates.add_model("wide", {"width": 4096, "lr": 0.9})
+    units = [unit("wide"), unit("wide", 1), unit("wide", 0, "eval")]
+    before = [estimates.seconds(each, "w") for each in units]
+    estimates.observe(units[0], "w", 2 * before[0])
+    assert [estimates.seconds(each, "w") for each in units] == pytest.approx([2 * seconds for seconds in before])
+    assert set(estimates.models_like("another wide one")) >= {"wide"}
+
+
+def test_profiles_in_a_journal_are_read_as_they_were_measured() -> None:
+    """An evaluation has a smaller fixed part; where rows are not known, each partition counts as one row."""
+    fields = {"train_seconds_per_row": 0.01, "eval_seconds_per_row": 0.004, "fixed_seconds": 0.5, "train_rows": 100,
+              "eval_rows": 50, "eval_fixed_seconds": 0.4, "prepare_seconds_per_row": 0.002, "build": "b"}  # fmt: skip
+    for rows, eval_rows in ([100], [50]), ([None], [None]):
+        estimates = Estimates.for_partitions(rows, eval_rows)
+        estimates.set_measured_profile("a", fields)
+        assert estimates.seconds(unit("a"), "w") == pytest.approx(100 * 0.012 + 0.5)
+        assert estimates.seconds(unit("a", 0, "eval"), "w") == pytest.approx(50 * 0.004 + 0.4)
 
 
 def test_a_wrong_profile_is_corrected() -> None:

@@ -18,7 +18,7 @@ from regatta.plan.strategy.costs import ClusterSpec, Strategy
 from regatta.plan.strategy.form_packs import PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import Plan, RejectedStrategy
-from regatta.plan.strategy.workload import ModelCosts, ProfiledModel, SweepProfile, kind_names
+from regatta.plan.strategy.workload import ModelCosts, PlannedModel, SweepProfile, kind_names
 
 PLANS = FIXTURES / "plan"
 
@@ -26,10 +26,10 @@ PLANS = FIXTURES / "plan"
 def profiled(given: dict[str, Any]) -> SweepProfile:
     models = {}
     for number, kind in enumerate(given["models"]):
-        costs = ModelCosts(**{k: v for k, v in kind.items() if k not in ("count", "values", "epochs")})
+        costs = ModelCosts(**{k: v for k, v in kind.items() if k not in ("count", "values", "epochs", "build")})
         for index in range(kind["count"]):
             values = {**kind["values"], "lr": 0.1 / (index + 1)}
-            models[f"m{number}-{index}"] = ProfiledModel(kind["epochs"], values, costs, costs.build)
+            models[f"m{number}-{index}"] = PlannedModel(kind["epochs"], values, costs, kind.get("build", ""))
     rates = {build: PackRate(**rate) for build, rate in given.get("rates", {}).items()}
     communication = {build: Communication(ratio) for build, ratio in given.get("communication", {}).items()}
     forced = bool(given.get("constraints", {}).get("pack"))
@@ -68,7 +68,7 @@ def test_the_reason_is_below_a_long_name() -> None:
     ],
 )
 def test_the_plan_says_why_nothing_is_packed(rates: dict[str, PackRate], long_steps: bool, why: str) -> None:
-    models = {name: ProfiledModel(2, {"name": name}, ModelCosts(1.0, build="b"), "b") for name in "ab"}
+    models = {name: PlannedModel(2, {"name": name}, ModelCosts(1.0), "b") for name in "ab"}
     rejected = SweepProfile(models, rates, long_steps=long_steps).why_not_packed()
     assert rejected is not None and rejected.why == why
 
@@ -76,28 +76,26 @@ def test_the_plan_says_why_nothing_is_packed(rates: dict[str, PackRate], long_st
 def test_models_of_one_build_that_take_much_longer_are_another_kind() -> None:
     """Otherwise a plan would promise less than the slowest of them takes."""
     seconds = {"a": 1.0, "b": 1.4, "c": 1.1, "slow": 9.0, "slower": 15.0}
-    profiled_models = {
-        name: ProfiledModel(2, {"name": name}, ModelCosts(took, build="b"), "b") for name, took in seconds.items()
-    }
-    profile = SweepProfile({**profiled_models, "unprofiled": ProfiledModel(2, {}, None, "b")})
-    assert profile.alike() == [["a", "b", "c", "unprofiled"], ["slow", "slower"]]
+    models = {name: PlannedModel(2, {"name": name}, ModelCosts(took), "b") for name, took in seconds.items()}
+    estimated = PlannedModel(2, {}, ModelCosts(12.0), "b", profiled=False)
+    profile = SweepProfile({**models, "estimated": estimated})
+    assert profile.alike() == [["a", "b", "c"], ["slow", "slower", "estimated"]]
     assert [kind.seconds for kind in profile.work().kinds] == pytest.approx([3.5 / 3, 12.0])
 
 
 def test_models_of_one_build_with_equally_many_epochs_are_one_kind() -> None:
-    costs = ModelCosts(2.0, build="b")
+    costs = ModelCosts(2.0)
     profile = SweepProfile(
         {
-            "one": ProfiledModel(3, {"lr": 1}, costs, "b"),
-            "two": ProfiledModel(3, {"lr": 2}, None, "b"),  # not profiled, of the same build
-            "long": ProfiledModel(9, {"lr": 3}, None, "b"),
-            "other": ProfiledModel(3, {"lr": 4}, ModelCosts(8.0)),
-            "unknown": ProfiledModel(3, {"lr": 5}),
+            "one": PlannedModel(3, {"lr": 1}, costs, "b"),
+            "two": PlannedModel(3, {"lr": 2}, costs, "b", profiled=False),
+            "long": PlannedModel(9, {"lr": 3}, costs, "b", profiled=False),
+            "other": PlannedModel(3, {"lr": 4}, ModelCosts(8.0)),
+            "unknown": PlannedModel(3, {"lr": 5}, ModelCosts(5.0), profiled=False),
         }
     )
     assert profile.alike() == [["one", "two"], ["long"], ["other"], ["unknown"]]
-    seconds = [kind.seconds for kind in profile.work().kinds]
-    assert seconds == [2.0, 2.0, 8.0, 5.0]  # the mean of all, if nothing is known
+    assert [kind.seconds for kind in profile.work().kinds] == [2.0, 2.0, 8.0, 5.0]
 
 
 def test_sizes_of_packs_go_from_kinds_to_builds_and_back() -> None:

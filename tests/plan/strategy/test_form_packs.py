@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regatta.plan.strategy.form_packs import Builds, PackCandidate, PackRate, form_packs
+from regatta.plan.strategy.form_packs import PackCandidate, PackRate, form_packs
 
 SIZES = {"a": 64, "b": 4, "c": 1}  # of the plan
 
@@ -63,28 +63,3 @@ def test_every_model_is_in_one_pack_that_is_not_too_large(builds: list[str], idl
     for group in groups:
         assert len({build[name] for name in group}) == 1
         assert len(group) <= SIZES.get(build[group[0]], 1)
-
-
-def test_a_build_is_guessed_by_decisive_values() -> None:
-    builds = Builds()
-    assert builds.build_of("new", {"width": 8}) == ""
-    for number, (width, lr) in enumerate([(8, 0.1), (8, 0.2), (16, 0.3), (16, 0.4)]):
-        builds.learn(f"m{number}", {"width": width, "lr": lr, "seed": 1}, f"of {width}")
-    assert builds.build_of("m0", {"width": 8, "lr": 0.1, "seed": 1}) == "of 8"
-    assert builds.build_of("new", {"width": 16, "lr": 0.9, "seed": 7}) == "of 16"
-    assert builds.build_of("strange", {"width": 32, "lr": 0.9, "seed": 7}) == ""
-
-
-def test_a_single_build_holds_for_all() -> None:
-    builds = Builds()
-    builds.learn("m", {"lr": 0.1}, "only")
-    assert builds.build_of("new", {"lr": 0.7}) == "only"
-
-
-def test_a_learning_rate_does_not_decide_on_builds_after_few_profiles() -> None:
-    builds = Builds()
-    builds.learn("a", {"lr": 0.1, "batch_size": 8, "hidden": 16}, "small")
-    builds.learn("b", {"lr": 0.2, "batch_size": 64, "hidden": 16}, "large")
-    assert builds.build_of("c", {"lr": 0.2, "batch_size": 8, "hidden": 16}) == "small"
-    assert builds.build_of("d", {"lr": 0.3, "batch_size": 64, "hidden": 16}) == "large"
-    assert builds.build_of("e", {"lr": 0.1, "batch_size": 32, "hidden": 16}) == ""
