@@ -16,14 +16,14 @@ import torch
 from torch.nn.modules import module as global_modules
 from torch.optim import optimizer as global_optimizers
 
-from regatta.pack.state.python_state import content, is_frozen
+from regatta.pack.state.python_state import content, fields_of, is_frozen, never_changes
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
 
 _IN_STRUCTURE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _MODULE_INTERNALS = vars(torch.nn.Module()).keys() - {"training"}  # such as hooks, which are mostly empty
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, torch.dtype, torch.device)
 
 
 def fingerprint(member: Member) -> tuple[Any, ...]:
@@ -122,6 +122,10 @@ def _key(value: Any) -> Any:
         return "partial", _key(value.func), _key(value.args), _key(value.keywords)
     if isinstance(value, types.FunctionType):
         return _function(value)
+    if isinstance(value, slice):
+        return "slice", _key(value.start), _key(value.stop), _key(value.step)
+    if isinstance(value, types.MethodType):
+        return "method", _key(value.__func__), _key(value.__self__)
     return "object", id(value)
 
 
@@ -136,24 +140,13 @@ _FROZEN: dict[int, tuple[weakref.ref[Any], Any]] = {}  # keys of values that can
 
 
 def _dataclass(value: Any) -> Any:
-    """Two instances of a dataclass are equal if their fields are. The key of a frozen one is kept."""
+    """Two instances of a dataclass are equal if all that they hold is. The key of one that never changes is kept."""
     known = _FROZEN.get(id(value))
     if known is not None and known[0]() is value:
         return known[1]
-    names = [field.name for field in dataclasses.fields(value)]
-    key = "dataclass", id(type(value)), tuple(_key(getattr(value, name)) for name in names)
-    if _never_changes(value):
+    held = fields_of(value) if is_frozen(value) else {**fields_of(value), **getattr(value, "__dict__", {})}
+    key = "dataclass", id(type(value)), tuple((name, _key(part)) for name, part in sorted(held.items()))
+    if never_changes(value) and hasattr(value, "__weakref__"):
         number = id(value)
         _FROZEN[number] = weakref.ref(value, lambda _: _FROZEN.pop(number, None)), key
     return key
-
-
-def _never_changes(value: Any) -> bool:
-    if isinstance(value, (*_SCALARS, enum.Enum)):
-        return True
-    if isinstance(value, tuple | frozenset):
-        return all(map(_never_changes, value))
-    if isinstance(value, types.MappingProxyType):  # the dict underneath belongs to it alone
-        return all(map(_never_changes, value.values()))
-    frozen = dataclasses.is_dataclass(value) and is_frozen(value) and hasattr(value, "__weakref__")
-    return frozen and all(_never_changes(getattr(value, field.name)) for field in dataclasses.fields(value))

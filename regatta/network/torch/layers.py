@@ -42,7 +42,7 @@ def build_layer(node: Node) -> nn.Module:
     except (TypeError, ValueError, RuntimeError, AssertionError, ZeroDivisionError) as error:
         attributes = dict(node.attributes)
         raise DataError(f"{node.kind} with {attributes} cannot be built: {error}", place=f"node {node.id!r}") from error
-    return made if isinstance(made, nn.Module) else _call(made)
+    return made if isinstance(made, nn.Module) else _FunctionLayer(made)
 
 
 def node_parameters(node: Node) -> list[Parameter]:
@@ -51,12 +51,15 @@ def node_parameters(node: Node) -> list[Parameter]:
         return list(layer_parameters(build_layer(node), ""))
 
 
-def _call(function: Callable[..., Any]) -> nn.Module:
-    class Call(nn.Module):
-        def forward(self, *operands: Any) -> Any:
-            return function(*operands)
+class _FunctionLayer(nn.Module):
+    """Calls a function. Two of them compute the same if their functions do: packs compare modules by what they hold."""
 
-    return Call()
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *operands: Any) -> Any:
+        return self.function(*operands)
 
 
 def _is_symmetric(node: Node) -> bool:
@@ -94,29 +97,33 @@ def _pad_amounts(padding: Sequence[int]) -> list[int]:
     return [amount for axis in reversed(range(half)) for amount in (padding[axis], padding[half + axis])]
 
 
-def _batch_norm(node: Node) -> Any:
-    class BatchNorm(_BatchNorm):
-        def _check_input_dim(self, input: torch.Tensor) -> None:
-            """Any rank."""
+class _AnyRankBatchNorm(_BatchNorm):
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Any rank."""
 
+
+def _batch_norm(node: Node) -> Any:
     get = node.get
-    return BatchNorm(
+    return _AnyRankBatchNorm(
         get("features"), get("eps"), momentum=get("momentum"), affine=get("affine"), track_running_stats=get("track")
     )
 
 
+class _AnyRankInstanceNorm(_InstanceNorm):
+    def __init__(self, rank: int, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.rank = rank
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Any rank."""
+
+    def _get_no_batch_dim(self) -> int:
+        return self.rank - 1
+
+
 def _instance_norm(node: Node) -> Any:
-    rank = len(node.shape) if node.shape else 4
-
-    class InstanceNorm(_InstanceNorm):
-        def _check_input_dim(self, input: torch.Tensor) -> None:
-            """Any rank."""
-
-        def _get_no_batch_dim(self) -> int:
-            return rank - 1
-
-    get = node.get
-    return InstanceNorm(get("features"), get("eps"), get("momentum"), get("affine"), get("track"))
+    get, rank = node.get, len(node.shape) if node.shape else 4
+    return _AnyRankInstanceNorm(rank, get("features"), get("eps"), get("momentum"), get("affine"), get("track"))
 
 
 def _rms_norm(node: Node) -> Any:
@@ -133,39 +140,61 @@ _NORMS: dict[str, Callable[[Node], Any]] = {
 }
 
 
+class _MultiheadAttention(nn.MultiheadAttention):
+    """Takes query, key, value, and then the masks in the order that the node says."""
+
+    def __init__(self, node: Node) -> None:
+        get = node.get
+        super().__init__(
+            get("features"), get("heads"), get("dropout"), bias=get("bias"), kdim=get("keys"), vdim=get("values"),
+            batch_first=get("batch_first"),
+        )  # fmt: skip
+        self.settings = {"need_weights": get("weights"), "is_causal": get("causal")}
+        self.masks = tuple(get("masks") or ())
+
+    def forward(self, *operands: torch.Tensor) -> Any:  # type: ignore[override]
+        query, key, value = operands[:3]
+        return super().forward(query, key, value, **self.settings, **dict(zip(self.masks, operands[3:], strict=True)))
+
+
+class _DotProductAttention(nn.Module):
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.dropout = node.get("dropout")
+        self.settings = {"is_causal": node.get("causal"), "scale": node.get("scale")}
+
+    def forward(self, *operands: Any) -> Any:
+        settings = {**self.settings, "dropout_p": self.dropout if self.training else 0.0}
+        return functional.scaled_dot_product_attention(*operands, **settings)
+
+
 def _attention(node: Node) -> Any:
-    get = node.get
-    if get("function") == "dot_product":
-        return _dot_product(node)
-
-    class Attention(nn.MultiheadAttention):
-        def forward(self, *operands: torch.Tensor) -> Any:  # type: ignore[override]
-            masks = dict(zip(get("masks") or (), operands[3:], strict=True))
-            query, key, value = operands[:3]
-            return super().forward(query, key, value, need_weights=get("weights"), is_causal=get("causal"), **masks)
-
-    return Attention(
-        get("features"), get("heads"), get("dropout"), bias=get("bias"), kdim=get("keys"), vdim=get("values"),
-        batch_first=get("batch_first"),
-    )  # fmt: skip
+    return _DotProductAttention(node) if node.get("function") == "dot_product" else _MultiheadAttention(node)
 
 
-def _dot_product(node: Node) -> Any:
-    get = node.get
+def _start_state(state: tuple[torch.Tensor, ...]) -> Any:
+    return state if len(state) > 1 else state[0] if state else None
 
-    class DotProduct(nn.Module):
-        def forward(self, *operands: Any) -> Any:
-            p = get("dropout") if self.training else 0.0
-            settings = {"dropout_p": p, "is_causal": get("causal"), "scale": get("scale")}
-            return functional.scaled_dot_product_attention(*operands, **settings)
 
-    return DotProduct()
+class _Lstm(nn.LSTM):
+    def forward(self, x: torch.Tensor, *state: torch.Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, _start_state(state))
+
+
+class _Gru(nn.GRU):
+    def forward(self, x: torch.Tensor, *state: torch.Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, _start_state(state))
+
+
+class _Rnn(nn.RNN):
+    def forward(self, x: torch.Tensor, *state: torch.Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, _start_state(state))
 
 
 def _recurrent(node: Node) -> Any:
     get = node.get
     function = get("function")
-    base: Any = {"lstm": nn.LSTM, "gru": nn.GRU}.get(function, nn.RNN)
+    made: Any = {"lstm": _Lstm, "gru": _Gru}.get(function, _Rnn)
     settings = {
         "bias": get("bias"), "batch_first": get("batch_first"), "dropout": get("dropout"),
         "bidirectional": get("bidirectional"),
@@ -174,31 +203,23 @@ def _recurrent(node: Node) -> Any:
         settings["nonlinearity"] = function.removeprefix("rnn_")
     if get("projection"):
         settings["proj_size"] = get("projection")
-
-    class Recurrent(base):  # type: ignore[misc]
-        def forward(self, x: torch.Tensor, *state: torch.Tensor) -> Any:
-            start = state if len(state) > 1 else state[0] if state else None
-            return super().forward(x, start)
-
-    return Recurrent(get("in"), get("hidden"), get("layers"), **settings)
+    return made(get("in"), get("hidden"), get("layers"), **settings)
 
 
-def _weight(node: Node) -> Any:
-    parameter = node.parameters[0]
-    start = torch.zeros([size or 1 for size in parameter.shape])
+class _StoredTensor(nn.Module):
+    """A weight or a buffer that the network uses by itself."""
 
-    class Weight(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            if parameter.role == "buffer":
-                self.register_buffer("buffer", start)
-            else:
-                self.weight = nn.Parameter(start)
+    def __init__(self, parameter: Parameter) -> None:
+        super().__init__()
+        self.role = parameter.role
+        start = torch.zeros([size or 1 for size in parameter.shape])
+        if parameter.role == "buffer":
+            self.register_buffer("buffer", start)
+        else:
+            self.weight = nn.Parameter(start)
 
-        def forward(self) -> Any:
-            return getattr(self, parameter.role)
-
-    return Weight()
+    def forward(self) -> Any:
+        return getattr(self, self.role)
 
 
 # Layers without
@@ -346,7 +367,8 @@ _PARTS: dict[str, Callable[[Node], Any]] = {
     "CONV": _conv, "FULL": lambda node: nn.Linear(node.get("in"), node.get("out"), bias=node.get("bias")),
     "EMBED": lambda node: nn.Embedding(node.get("count"), node.get("features"), padding_idx=node.get("padding_index")),
     "NORM": lambda node: _NORMS[node.get("function")](node),
-    "ATTENTION": _attention, "RNN": _recurrent, "WEIGHT": _weight, "CONSTANT": _constant, "POOL": _pool,
+    "ATTENTION": _attention, "RNN": _recurrent, "WEIGHT": lambda node: _StoredTensor(node.parameters[0]),
+    "CONSTANT": _constant, "POOL": _pool,
     "DROPOUT": _dropout, "RELU": _functional("relu"), "LEAKY_RELU": _functional("leaky_relu", negative_slope="slope"),
     "PRELU": lambda node: nn.PReLU(node.get("count")), "ELU": _functional("elu", alpha="alpha"),
     "CELU": _functional("celu", alpha="alpha"), "SELU": _functional("selu"),
