@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,22 @@ def _norm(dropout: float) -> nn.Module:
     )
 
 
+def _matrices(dropout: float) -> nn.Module:
+    layers = [nn.Linear(FEATURES, 8, bias=False), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, CLASSES, bias=False)]
+    return nn.Sequential(*layers)
+
+
+class Embedded(nn.Module):
+    """Has sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(FEATURES, CLASSES, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.argmax(1))
+
+
 def _conv(dropout: float) -> nn.Module:
     layers = [nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 3, 3, padding=1), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*layers, nn.Dropout(dropout), nn.Linear(3 * FEATURES, CLASSES))
@@ -88,61 +105,120 @@ MODELS: dict[str, Callable[[float], nn.Module]] = {
     "attention": Attention,
     "encoder": _encoder,
     "counting": lambda dropout: Counting(_mlp(dropout)),
+    "matrices": _matrices,
+    "embedding": lambda dropout: Embedded(),
 }
-MODEL_WEIGHTS = (8, 3, 3, 2, 3, 1, 1)
+MODEL_WEIGHTS = (10, 3, 3, 1, 1, 1, 1, 1, 0)
 
 
-def _betas(draw: Draw) -> tuple[float, float]:
-    return draw.choice([0.9, 0.8, 0.95]), draw.choice([0.999, 0.99, 0.9])
-
-
-# options of one draw are those of every member, or each member draws its own
-OPTIMIZERS: dict[str, Callable[[Draw], dict[str, Any]]] = {
-    "SGD": lambda d: d.choice(
-        [
-            {},
-            *({"momentum": m} for m in (0.9, 0.5)),
-            {"momentum": 0.9, "nesterov": True},
-            {"momentum": 0.8, "dampening": 0.1},
-        ]
-    ),
-    "Adam": lambda d: {"betas": _betas(d), "eps": d.choice([1e-8, 1e-6]), "amsgrad": d.random() < 0.1},
-    "AdamW": lambda d: {"betas": _betas(d), "eps": d.choice([1e-8, 1e-6]), "amsgrad": d.random() < 0.1},
-    "Adagrad": lambda d: {"lr_decay": d.choice([0.0, 0.0, 0.01]), "initial_accumulator_value": d.choice([0.0, 0.1])},
-    "RMSprop": lambda d: {
-        "alpha": d.choice([0.99, 0.9]),
-        "momentum": d.choice([0.0, 0.9]),
-        "centered": d.random() < 0.2,
-        "eps": d.choice([1e-8, 1e-6]),
+_BETAS, _DECAYS = ((0.9, 0.99), (0.8, 0.999), (0.95, 0.9)), (0.01, 0.1)
+_FLAGS: dict[str, tuple[Any, ...]] = {"foreach": (True, False), "maximize": (True,)}
+_EPS = {"eps": (1e-6, 1e-7)}
+_ADAM = {"betas": _BETAS, **_EPS, "weight_decay": _DECAYS, "amsgrad": (True,), "fused": (True,), **_FLAGS}
+# values other than the default of each option; tests/pack/test_pack_recipes.py looks for options that are left out
+OPTIMIZERS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "SGD": {
+        "momentum": (0.9, 0.5),
+        "nesterov": (True,),
+        "dampening": (0.1,),
+        "weight_decay": _DECAYS,
+        "fused": (True,),
+        **_FLAGS,
     },
-    "Adadelta": lambda d: {"rho": d.choice([0.9, 0.8])},
-    "Adamax": lambda d: {"betas": _betas(d)},
-    "NAdam": lambda d: {"betas": _betas(d), "momentum_decay": d.choice([4e-3, 1e-2])},
-    "RAdam": lambda d: {"betas": _betas(d), "decoupled_weight_decay": d.random() < 0.5},
-    "ASGD": lambda d: {"t0": d.choice([1e6, 5.0])},
-    "Rprop": lambda d: {"etas": d.choice([(0.5, 1.2), (0.4, 1.1)])},
-    "Adafactor": lambda d: {"beta2_decay": d.choice([-0.8, -0.5])},
-    "LBFGS": lambda d: {"max_iter": 2},
+    "Adam": {**_ADAM, "decoupled_weight_decay": (True,)},
+    "AdamW": _ADAM,
+    "Adagrad": {
+        "lr_decay": (0.01,),
+        "initial_accumulator_value": (0.1, 0.2),
+        "weight_decay": _DECAYS,
+        "fused": (True,),
+        **_EPS,
+        **_FLAGS,
+    },
+    "RMSprop": {
+        "alpha": (0.9, 0.95),
+        "momentum": (0.9, 0.5),
+        "centered": (True,),
+        "weight_decay": _DECAYS,
+        **_EPS,
+        **_FLAGS,
+    },
+    "Adadelta": {"rho": (0.8, 0.95), "weight_decay": _DECAYS, **_EPS, **_FLAGS},
+    "Adamax": {"betas": _BETAS, "weight_decay": _DECAYS, **_EPS, **_FLAGS},
+    "NAdam": {
+        "betas": _BETAS,
+        "weight_decay": _DECAYS,
+        "momentum_decay": (1e-2,),
+        "decoupled_weight_decay": (True,),
+        **_EPS,
+        **_FLAGS,
+    },
+    "RAdam": {"betas": _BETAS, "weight_decay": _DECAYS, "decoupled_weight_decay": (True,), **_EPS, **_FLAGS},
+    "ASGD": {"lambd": (1e-2,), "alpha": (0.5,), "t0": (5.0,), "weight_decay": _DECAYS, **_FLAGS},
+    "Rprop": {"etas": ((0.4, 1.1),), "step_sizes": ((1e-5, 1.0),), **_FLAGS},
+    "Adafactor": {
+        "beta2_decay": (-0.5,),
+        "eps": ((None, 1e-2), (1e-4, 1e-3)),
+        "d": (2.0,),
+        "weight_decay": _DECAYS,
+        **_FLAGS,
+    },
+    "LBFGS": {
+        "max_iter": (2, 3),
+        "max_eval": (3,),
+        "tolerance_grad": (1e-3,),
+        "tolerance_change": (1e-3,),
+        "history_size": (2,),
+        "line_search_fn": ("strong_wolfe",),
+    },
+    "Muon": {
+        "weight_decay": (0.01, 0.2),
+        "momentum": (0.9, 0.5),
+        "nesterov": (False,),
+        "ns_steps": (3,),
+        "ns_coefficients": ((3.0, -4.0, 2.0),),
+        "adjust_lr_fn": ("original", "match_rms_adamw"),
+        **_EPS,
+    },
+    "SparseAdam": {"betas": _BETAS, "maximize": (True,), **_EPS},
 }
-OPTIMIZER_WEIGHTS = (6, 6, 6, 3, 4, 1, 1, 1, 1, 1, 1, 1, 1)
-WITHOUT_DECAY, WITH_MAXIMIZE = ("Rprop", "LBFGS"), ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta")
-WITH_FOREACH, WITH_FUSED = ("SGD", "Adam", "AdamW", "RMSprop"), ("SGD", "Adam", "AdamW", "Adagrad")
+OPTIMIZER_WEIGHTS = (6, 6, 6, 3, 4, *[1] * 10)
+NOT_DRAWN = {
+    "lr": "each recipe has its own",
+    "capturable": "needs a GPU, where every optimizer that has it gets it",
+    "differentiable": "raises in a plain loop, because it changes a parameter in place under autograd",
+}
+# a stack refuses most of these, so drawing them often would leave few stacks
+RARELY = ("foreach", "maximize", "fused", "amsgrad", "centered", "lr_decay", "dampening")
+WITHOUT_TENSOR_RATE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
+MODEL_OF = {"Muon": "matrices", "SparseAdam": "embedding"}
 
 schedules = torch.optim.lr_scheduler
+
+
+def draw_options(name: str, shared: Draw, draw: Draw) -> dict[str, Any]:
+    """Options that all members of a pack have, each with a value of its own."""
+    drawn = [option for option in OPTIMIZERS[name] if shared.random() < (0.04 if option in RARELY else 0.4)]
+    return {option: draw.choice(OPTIMIZERS[name][option]) for option in drawn}
 
 
 def _one_cycle(o: Any, d: Draw) -> Any:
     momentum = any(name in o.defaults for name in ("betas", "momentum")) and d.random() < 0.8
     top = float(o.param_groups[0]["lr"]) * 3
     return schedules.OneCycleLR(
-        o, top, total_steps=400, pct_start=d.choice([0.02, 0.1]), cycle_momentum=momentum, three_phase=d.random() < 0.3
-    )
+        o, top, total_steps=400, pct_start=d.choice([0.02, 0.1]), anneal_strategy=d.choice(["cos", "linear"]),
+        cycle_momentum=momentum, base_momentum=d.choice([0.85, 0.7]), max_momentum=d.choice([0.95, 0.9]),
+        div_factor=d.choice([25, 4]), final_div_factor=d.choice([1e4, 10]), three_phase=d.random() < 0.3,
+    )  # fmt: skip
 
 
 def _cyclic(o: Any, d: Draw) -> Any:
     momentum = ("betas" in o.defaults or o.defaults.get("momentum", 0) > 0) and d.random() < 0.8
     rate, mode = float(o.param_groups[0]["lr"]), d.choice(["triangular", "triangular2", "exp_range"])
-    return schedules.CyclicLR(o, rate / 4, rate, d.choice([3, 7]), mode=mode, gamma=0.99, cycle_momentum=momentum)
+    return schedules.CyclicLR(
+        o, rate / 4, rate, d.choice([3, 7]), d.choice([None, 5]), mode, d.choice([1.0, 0.99]),
+        d.choice([None, None, lambda x: 0.9**x]), d.choice(["cycle", "iterations"]), momentum, d.choice([0.8, 0.7]),
+    )  # fmt: skip
 
 
 def _sequential(o: Any, d: Draw) -> Any:
@@ -157,19 +233,21 @@ def _chained(o: Any, d: Draw) -> Any:
 SCHEDULES: dict[str, Callable[[Any, Draw], Any]] = {
     "LambdaLR": lambda o, d: schedules.LambdaLR(o, lambda step: 1 / (1 + 0.1 * step)),
     "MultiplicativeLR": lambda o, d: schedules.MultiplicativeLR(o, lambda step: 0.98),
-    "StepLR": lambda o, d: schedules.StepLR(o, d.choice([1, 5, 11]), 0.7),
-    "MultiStepLR": lambda o, d: schedules.MultiStepLR(o, [3, 9, 21], 0.5),
-    "ConstantLR": lambda o, d: schedules.ConstantLR(o, 0.3, d.choice([4, 13])),
-    "LinearLR": lambda o, d: schedules.LinearLR(o, 0.1, total_iters=d.choice([5, 20])),
+    "StepLR": lambda o, d: schedules.StepLR(o, d.choice([1, 5, 11]), d.choice([0.7, 0.9])),
+    "MultiStepLR": lambda o, d: schedules.MultiStepLR(o, d.choice([[3, 9, 21], [1, 2]]), d.choice([0.5, 0.1])),
+    "ConstantLR": lambda o, d: schedules.ConstantLR(o, d.choice([0.3, 1.0]), d.choice([4, 13])),
+    "LinearLR": lambda o, d: schedules.LinearLR(o, 0.1, d.choice([1.0, 0.5]), d.choice([5, 20])),
     "ExponentialLR": lambda o, d: schedules.ExponentialLR(o, d.choice([0.9, 0.97])),
     "PolynomialLR": lambda o, d: schedules.PolynomialLR(o, 30, d.choice([1.0, 2.0])),
-    "CosineAnnealingLR": lambda o, d: schedules.CosineAnnealingLR(o, d.choice([7, 40])),
-    "CosineAnnealingWarmRestarts": lambda o, d: schedules.CosineAnnealingWarmRestarts(o, 4, 2),
+    "CosineAnnealingLR": lambda o, d: schedules.CosineAnnealingLR(o, d.choice([7, 40]), d.choice([0.0, 0.001])),
+    "CosineAnnealingWarmRestarts": lambda o, d: schedules.CosineAnnealingWarmRestarts(
+        o, 4, d.choice([1, 2]), d.choice([0.0, 0.001])
+    ),
     "SequentialLR": _sequential,
     "ChainedScheduler": _chained,
     "OneCycleLR": _one_cycle,
     "CyclicLR": _cyclic,
-    "SWALR": lambda o, d: torch.optim.swa_utils.SWALR(o, 0.01, anneal_epochs=d.choice([5, 20])),
+    "SWALR": lambda o, d: torch.optim.swa_utils.SWALR(o, 0.01, d.choice([5, 20]), d.choice(["cos", "linear"])),
 }
 HOOKS = ("gradient", "forward", "before the step", "after the step", "after accumulation")
 
@@ -205,11 +283,14 @@ def draw_recipe(seed: int, device: str = "cpu") -> Recipe:
     optimizer = draw.choices(list(OPTIMIZERS), OPTIMIZER_WEIGHTS)[0]
     dropout = draw.choice([0.0, 0.0, 0.2, 0.4])
     schedule, graphs = draw.choice([None, *SCHEDULES]), device == "cuda" or draw.random() < 0.3
+    hook, clip = draw.choice(HOOKS) if draw.random() < 0.1 else None, draw.random() < 0.15
+    sparse, on_device = optimizer == "SparseAdam", graphs and schedule is not None
     return Recipe(
-        seed, model, dropout, optimizer, 1 + (draw.random() < 0.15) if optimizer != "LBFGS" else 1, schedule,
-        draw.choice(HOOKS) if draw.random() < 0.1 else None, draw.random() < (0.7 if graphs and schedule else 0.1),
-        draw.random() < 0.6, draw.random() < 0.15, draw.choice([24, 40, 60]), draw.choice([4, 8, 9, 16, 16]),
-        draw.random() < 0.1, draw.choice([1, 2, 2, 3, 4, 6]), device, graphs,
+        seed, MODEL_OF.get(optimizer, model), dropout, optimizer,
+        1 + (draw.random() < 0.1) if optimizer not in ("LBFGS", *MODEL_OF) else 1, schedule, None if sparse else hook,
+        draw.random() < (0.7 if on_device else 0.05), draw.random() < 0.6, clip and not sparse,
+        draw.choice([40, 60, 96]), draw.choice([4, 8, 9, 16, 16]), draw.random() < 0.05,
+        draw.choice([1, 2, 2, 3, 4, 6]), device, graphs,
     )  # fmt: skip
 
 
@@ -219,6 +300,7 @@ class Trainee:
 
     recipe: Recipe
     number: int
+    options: dict[str, Any] | None = None  # of its optimizer, if they are not to be drawn
     calls: list[int] = field(default_factory=lambda: [0])
 
     def __post_init__(self) -> None:
@@ -237,20 +319,26 @@ class Trainee:
         self._add_hook()
 
     def _optimizer(self, draw: Draw) -> torch.optim.Optimizer:
-        name = self.recipe.optimizer
-        options = OPTIMIZERS[name](draw)
-        shared = Draw(self.recipe.seed + 1)
-        rate: Any = (0.02 if name in ("SGD", "ASGD", "Adagrad") else 0.004) * draw.choice([1, 1.5, 2])
-        if name not in WITHOUT_DECAY:
-            options["weight_decay"] = shared.choice([0, 0, 1]) * draw.choice([0.01, 0.1])
-        if name in WITH_MAXIMIZE and shared.random() < 0.1:
-            options["maximize"] = True
-        if name in WITH_FOREACH and shared.random() < 0.1 and not self.recipe.tensor_rate:
-            options["foreach"] = True
-        elif name in WITH_FUSED and shared.random() < 0.1:
-            options["fused"] = True
-        if self.recipe.tensor_rate and name not in ("LBFGS", "Adafactor"):
+        """An optimizer with options that PyTorch accepts together."""
+        name, shared = self.recipe.optimizer, Draw(self.recipe.seed + 1)
+        factor = draw.choice([1, 1.5, 2])
+        for _ in range(100):
+            options = draw_options(name, shared, draw) if self.options is None else self.options
+            try:
+                return self._made(name, factor, options, as_tensors=shared.random() < 0.3)
+            except (ValueError, RuntimeError):  # such as nesterov without momentum
+                continue
+        raise AssertionError(f"no options of {name} are accepted")
+
+    def _made(self, name: str, factor: float, options: dict[str, Any], as_tensors: bool) -> torch.optim.Optimizer:
+        rate: Any = factor * (0.02 if name in ("SGD", "ASGD", "Adagrad") else 0.004)
+        if self.recipe.tensor_rate and name not in WITHOUT_TENSOR_RATE:
             rate = torch.tensor(rate)
+            if as_tensors and self.recipe.device == "cpu":
+                if name in ("Adam", "AdamW") and "betas" in options:
+                    options["betas"] = tuple(map(torch.tensor, options["betas"]))
+                if name == "SGD" and "weight_decay" in options:
+                    options["weight_decay"] = torch.tensor(options["weight_decay"])
         parameters = list(self.model.parameters())
         made: Any = getattr(torch.optim, name)
         if self.recipe.groups == 1:
@@ -293,6 +381,8 @@ class Trainee:
                 group["lr"] *= 0.5
             elif kind == "weight_decay" and group.get("weight_decay"):
                 group["weight_decay"] *= 0.5
+            elif kind == "momentum" and group.get("momentum"):
+                group["momentum"] *= 0.5
             elif kind == "betas" and "betas" in group:
                 group["betas"] = (0.85, *group["betas"][1:])
         if kind == "dropout":
@@ -327,6 +417,7 @@ class Life:
     changes: list[tuple[int, str]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     state: dict[str, Any] | None = None  # since it was freed
+    tiers: set[str] = field(default_factory=set)  # in which calls of `train` left it
 
 
 class Story:
@@ -372,6 +463,8 @@ class Story:
             self.pack.train(self.data, steps=draw.choice([1, 5, 14, 30]))
         else:
             self.pack.train(self.data, steps={member: draw.choice([0, 5, 12, 20, 35]) for member in present})
+        for life in self.lives:
+            life.tiers.add(life.member.tier)
 
     def event(self, draw: Draw) -> None:
         life, way = draw.choice(self.lives), draw.random()
@@ -381,7 +474,7 @@ class Story:
             life.state = self.pack.free(life.member)
             life.losses += life.member.losses.tolist()
         elif way < 0.8 and life.state is None:
-            kind = draw.choice(["lr", "weight_decay", "betas", "dropout"])
+            kind = draw.choice(["lr", "weight_decay", "momentum", "betas", "dropout"])
             everyone = draw.random() < 0.5
             for each in self.lives if everyone else [life]:
                 if each.state is None:
@@ -394,9 +487,9 @@ class Story:
                 self.load(again.number, again.state)
 
 
-def plain_loop(recipe: Recipe, number: int, steps: int, changes: list[tuple[int, str]]) -> dict[str, Any]:
+def plain_loop(trainee: Trainee, steps: int, changes: Sequence[tuple[int, str]] = ()) -> dict[str, Any]:
     """A plain PyTorch loop, with nothing of ours but the form of the optimizer on a GPU."""
-    trainee = Trainee(recipe, number)
+    recipe = trainee.recipe
     x, y = data(recipe)
     batches: list[np.ndarray] = []
     epoch = 0
@@ -436,13 +529,15 @@ def _plain_step(trainee: Trainee, batch: Any) -> torch.Tensor:
     return loss.detach()
 
 
-def differences(recipe: Recipe, pack: Pack) -> list[str]:
-    """Everything in which a member of the pack differs from the plain loop."""
+def differences(recipe: Recipe, pack: Pack, tiers: Counter[str] | None = None) -> list[str]:
+    """Everything in which a member of the pack differs from the plain loop; `tiers` counts how members were trained."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             story = Story(recipe, pack)
+            if tiers is not None:
+                tiers.update(tier for life in story.lives for tier in life.tiers)
             return [found for life in story.lives for found in _life_differences(recipe, life)]
         finally:
             random.setstate(before[0])
@@ -453,14 +548,18 @@ def differences(recipe: Recipe, pack: Pack) -> list[str]:
 def _life_differences(recipe: Recipe, life: Life) -> list[str]:
     losses = life.losses + (life.member.losses.tolist() if life.state is None else [])
     ours = life.trainee.state(losses)
-    expected = plain_loop(recipe, life.number, life.member.taken, life.changes)
     where = f"member {life.number} ({life.member.tier}: {life.member.reason}, {life.member.taken} steps)"
     if life.member.error is not None:
         return [f"{where} failed: {life.member.error!r}"]
-    if ours.keys() != expected.keys():
-        return [f"{where}: {sorted(ours.keys() ^ expected.keys())}"]
-    wrong = [name for name in ours if not _equal(ours[name], expected[name])]
+    wrong = unequal(ours, plain_loop(Trainee(recipe, life.number), life.member.taken, life.changes))
     return [f"{where}: {wrong[:4]} of {len(wrong)}"] if wrong else []
+
+
+def unequal(ours: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """The names of what differs."""
+    if ours.keys() != expected.keys():
+        return sorted(ours.keys() ^ expected.keys())
+    return [name for name in ours if not _equal(ours[name], expected[name])]
 
 
 def flat(tree: Any, place: str = "") -> dict[str, Any]:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from pack_cases import FreezingGraphs
-from pack_recipes import SCHEDULES, Recipe, differences, draw_recipe
+from pack_recipes import (
+    MODEL_OF,
+    NOT_DRAWN,
+    OPTIMIZERS,
+    SCHEDULES,
+    Recipe,
+    Trainee,
+    differences,
+    draw_recipe,
+    loss_fn,
+    plain_loop,
+    unequal,
+)
+from pack_recipes import data as data_of
 
 from regatta.pack import Pack, Rates
 from regatta.pack.rates import PackTiming
+from regatta.pack.stacked.updates import STATES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUICK, MANY, ON_GPU = 40, 2000, 300
+PARTS = 8  # of the many
 
 
 class AlwaysPays(Rates):
@@ -39,8 +55,7 @@ def check(seeds: range, device: str = "cpu") -> Counter[str]:
     for seed in seeds:
         recipe = draw_recipe(seed, device)
         pack = pack_for(recipe)
-        found = differences(recipe, pack)
-        tiers.update(member.tier for member in pack.members)
+        found = differences(recipe, pack, tiers)
         if found:
             different[str(recipe)] = found
     print(f"{len(seeds)} recipes on {device}, {len(different)} differ; members by tier: {dict(tiers)}")
@@ -63,10 +78,69 @@ def test_every_schedule_of_pytorch_is_followed(schedule: str, graphs: bool) -> N
         assert differences(recipe, pack_for(recipe)) == [], recipe
 
 
+# options with which another option is accepted, or has an effect
+NEEDED = {
+    "nesterov": {"momentum": 0.9},
+    "dampening": {"momentum": 0.9},
+    "decoupled_weight_decay": {"weight_decay": 0.1},
+}
+NEVER_CAPTURED = ("LBFGS", "SparseAdam")  # one evaluates the loss by itself, the other is for sparse gradients
+
+
+def each_option(optimizer: str) -> list[dict[str, Any]]:
+    """No options, and each value of each option."""
+    values = [(name, value) for name, all_values in OPTIMIZERS[optimizer].items() for value in all_values]
+    return [{}, *({**(NEEDED.get(name, {}) if value else {}), name: value} for name, value in values)]
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["stacked", "captured"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_option_of_every_optimizer_is_followed(optimizer: str, graphs: bool) -> None:
+    model, dropout = MODEL_OF.get(optimizer, "mlp"), 0.0 if graphs else 0.2
+    recipe = Recipe(0, model, dropout, optimizer, 1, None, None, False, False, False, 60, 12, False, 2, "cpu", graphs)
+    tiers = Counter[str]()
+    for options in each_option(optimizer):
+        pack, trainees = pack_for(recipe), [Trainee(recipe, number, options) for number in range(recipe.members)]
+        for trainee in trainees:
+            parts = trainee.model, trainee.optimizer, loss_fn, trainee.batch
+            pack.load(*parts, seed=trainee.seed, order=trainee.order)
+        pack.train(data_of(recipe), steps=14)
+        tiers.update(member.tier for member in pack.members)
+        for trainee, member in zip(trainees, pack.members, strict=True):
+            expected = plain_loop(Trainee(recipe, trainee.number, options), 14)
+            assert unequal(trainee.state(member.losses.tolist()), expected) == [], (options, pack.plan())
+    print(f"{optimizer}: {dict(tiers)}")
+    if graphs:
+        assert tiers["graph"] or optimizer in NEVER_CAPTURED
+    else:
+        assert tiers["fused"] or getattr(torch.optim, optimizer) not in STATES
+
+
+def options_of(kind: type) -> set[str]:
+    return set(inspect.signature(kind).parameters) - {"params"}
+
+
+def test_no_class_of_pytorch_and_none_of_its_options_is_left_out() -> None:
+    optimizers = {kind.__name__: kind for kind in vars(torch.optim).values() if _is_a(kind, torch.optim.Optimizer)}
+    assert OPTIMIZERS.keys() == optimizers.keys()
+    for name, kind in optimizers.items():
+        assert options_of(kind) - NOT_DRAWN.keys() == OPTIMIZERS[name].keys(), name
+    schedules = torch.optim.lr_scheduler
+    named = {kind.__name__ for kind in vars(schedules).values() if _is_a(kind, schedules.LRScheduler)}
+    assert SCHEDULES.keys() - {"SWALR"} == named - {"ReduceLROnPlateau"}  # which `load` refuses
+
+
+def _is_a(kind: Any, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base) and kind is not base and kind.__name__[0] != "_"
+
+
 @pytest.mark.slow
-def test_two_thousand_recipes_equal_plain_loops() -> None:
-    tiers = check(range(QUICK, QUICK + MANY))
-    assert tiers["fused"] > MANY // 10 and tiers["graph"] > MANY // 10
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_packs_equal_plain_loops(part: int) -> None:
+    """2,000 recipes. `pytest -m slow tests/pack/test_pack_recipes.py -n 2 -rP` shows how many members each tier had."""
+    first, count = QUICK + part * MANY // PARTS, MANY // PARTS
+    tiers = check(range(first, first + count))
+    assert tiers["fused"] > count // 4 and tiers["graph"] > count // 4
 
 
 @pytest.mark.gpu
