@@ -110,7 +110,7 @@ class Pack:
         """
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; it must be a whole number from 1.")
-        _check_parts(model, optimizer)
+        _check_parts(model, optimizer, schedule)
         self._check_not_shared(model)
         taken = {member.name for member in self.members}
         name = name if name is not None else next(n for n in self._default_names if n not in taken)
@@ -233,11 +233,13 @@ def _device(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def _check_parts(model: object, optimizer: object) -> None:
+def _check_parts(model: object, optimizer: object, schedule: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"load got {type(model).__name__} as a model; it must be a torch.nn.Module.")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"load got {type(optimizer).__name__} as an optimizer; it must be a torch.optim.Optimizer.")
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UsageError("ReduceLROnPlateau waits for a metric, which a step does not have; choose another schedule.")
     owned = {id(p) for p in model.parameters()}
     foreign = sum(id(p) not in owned for group in optimizer.param_groups for p in group["params"])
     if foreign:

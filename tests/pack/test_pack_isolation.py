@@ -345,6 +345,9 @@ def test_invalid_arguments_are_refused() -> None:
         pack.load(mlp(1), optimizer, loss_fn, 16)
     with pytest.raises(UsageError, match="batch_size"):
         pack.load(*sgd(mlp(0)), loss_fn, 0)
+    with pytest.raises(UsageError, match="waits for a metric"):
+        made = sgd(mlp(0))
+        pack.load(*made, loss_fn, 16, schedule=torch.optim.lr_scheduler.ReduceLROnPlateau(made[1]))
     with pytest.raises(UsageError, match="different numbers of rows"):
         pack.train((torch.zeros(3, 12), torch.zeros(2)), steps=1)
     with pytest.raises(NotFoundError, match="'b'"):

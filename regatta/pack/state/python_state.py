@@ -7,9 +7,11 @@ changes one is trained alone, and what a comparison has changed is put back.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import random
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
@@ -92,7 +94,12 @@ class PythonState:
                 self._watched.append(_Array(place, thing, thing.copy()))
         elif isinstance(thing, Iterator):
             self._watched.append(_Unknown(place))
-        elif hasattr(thing, "__dict__") and not is_frozen(thing):
+        elif isinstance(thing, types.MappingProxyType):
+            self._follow_all(thing.values(), place, depth)
+        elif is_frozen(thing):
+            if not never_changes(thing):
+                self._follow_all(fields_of(thing).values(), place, depth + 1)
+        elif hasattr(thing, "__dict__"):
             self._follow_dict(vars(thing), place, depth)
 
     def _follow_all(self, things: Iterable[Any], place: str, depth: int) -> None:
@@ -347,6 +354,34 @@ def is_frozen(thing: Any) -> bool:
     """Whether an object is an instance of a frozen dataclass."""
     parameters = vars(type(thing)).get("__dataclass_params__")  # a subclass without it can have other attributes
     return parameters is not None and bool(parameters.frozen)
+
+
+def fields_of(thing: Any) -> dict[str, Any]:
+    """What the fields of a dataclass hold, without what it has computed from them and kept."""
+    return {field.name: getattr(thing, field.name, _UNSET) for field in dataclasses.fields(thing)}
+
+
+_CONSTANT: dict[int, tuple[weakref.ref[Any], bool]] = {}  # large values, such as a network, are looked through once
+
+
+def never_changes(value: Any) -> bool:
+    """Whether a value and all that it holds stays as it is."""
+    if isinstance(value, (*_SCALARS, enum.Enum)):
+        return True
+    if isinstance(value, tuple | frozenset):
+        return all(map(never_changes, value))
+    if isinstance(value, types.MappingProxyType):  # the dict underneath belongs to it alone
+        return all(map(never_changes, value.values()))
+    if not is_frozen(value):
+        return False
+    known = _CONSTANT.get(id(value))
+    if known is not None and known[0]() is value:
+        return known[1]
+    found = all(map(never_changes, fields_of(value).values()))
+    if hasattr(value, "__weakref__"):
+        number = id(value)
+        _CONSTANT[number] = weakref.ref(value, lambda _: _CONSTANT.pop(number, None)), found
+    return found
 
 
 def _alike(one: Any, other: Any) -> bool:
