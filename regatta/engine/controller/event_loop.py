@@ -8,7 +8,7 @@ count.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,10 @@ from regatta.engine.messages import (
     WorkerLost,
     WorkerReady,
 )
+from regatta.engine.module_code import code_changes, read_code
 from regatta.engine.planning.replanner import Replanner
 from regatta.engine.workers.base import WorkerPool
+from regatta.errors import PausedError
 from regatta.plan.schedule.units import Unit
 from regatta.store.states.state_files import make_durable
 
@@ -66,6 +68,7 @@ class EventLoop:
         self._faults = Faults(self.settings.folder.name, self.watchdog.wake_at)
         self._started = time.time()
         self._owners = PartitionOwners(self.settings.dataset, *self.replanner.teams())
+        self._code = read_code(self.settings.folder)
         self._add_workers(ready)
 
     @property
@@ -89,9 +92,9 @@ class EventLoop:
         for config in profiled:
             self._faults.on_profile(config)
         self.scheduler.want([trial for trial in self.trials if not trial.scheduled])
-        for failure in failures:
-            if failure.cause == "model":  # otherwise its units will show whether it can be trained
-                self._fail(failure, failure.worker)
+        for failure in sorted(failures, key=lambda failure: failure.start):
+            if failure.cause == "model" and self._faults.on_error(failure.worker):
+                self._fail(failure, failure.worker)  # otherwise its units will show whether it can be trained
         self.scheduler.add_waiting(self._pending)
 
     def _on_event(self, event: Event) -> None:
@@ -113,7 +116,8 @@ class EventLoop:
         elif isinstance(event, DiskFull):
             self.disk.begin(event.error)
         elif isinstance(event, WorkerReady):
-            self._on_worker_up(event.worker, event.info)
+            if self._has_the_same_code(event):
+                self._on_worker_up(event.worker, event.info)
         else:
             self._on_worker_lost(event)
 
@@ -180,13 +184,17 @@ class EventLoop:
         for note in event.notes if isinstance(event, PackDone) else ():
             self.run_log.note("warning", note)
         failed = [part for part in parts if isinstance(part, TaskFailed)]
+        done = [part for part in parts if isinstance(part, TaskDone)]
         unread = [part for part in failed if part.cause == "data"]
+        raised = [part for part in failed if part.cause == "model"]
+        if len(raised) > 1 and not done and self._replace(event.worker, raised):
+            self.scheduler.split(model, alone=True)  # one of them may have made the process unusable for the others
+            return
         for fault in failed:
             if fault not in unread:
                 self._fail(fault, event.worker)
         if unread:
             self._on_unread_partition(unread[0], event.worker)
-        done = [part for part in parts if isinstance(part, TaskDone)]
         if not done:
             hopper.give_back(event.worker)
             return
@@ -247,8 +255,24 @@ class EventLoop:
         if event.cause == "data":
             self._on_unread_partition(event, event.worker)
         elif not self.replanner.blame_group(event.worker, event.error):
+            counts = event.cause != "model" or self._faults.on_error(event.worker)
+            if not counts and self._replace(event.worker, [event]):
+                return
             self._fail(event, event.worker)
         self.scheduler.hopper.give_back(event.worker)
+
+    def _replace(self, worker: str, errors: Sequence[TaskFailed]) -> bool:
+        """Start a worker again, because an error may have made its process unusable, and do its unit again.
+
+        False if that cannot be done: the errors are those of the trials.
+        """
+        if not self._pool.end(worker, "was ended: units of several configurations failed in its process"):
+            return False
+        names = ", ".join(event.task.config for event in errors)
+        text = f"{worker} is started again, because units failed in its process one after another. {names}: "
+        self.run_log.note("warning", f"{text}{errors[0].error}. The unit is tried again in the new process.")
+        self.scheduler.hopper.remove_worker(worker)  # it gets no unit until it is up again
+        return True
 
     def _on_unread_partition(self, event: TaskFailed, worker: str) -> None:
         """Other workers take over a partition that a worker cannot read; if there are none, it is tried again later."""
@@ -260,12 +284,16 @@ class EventLoop:
         else:
             delay = self._faults.next_delay((kind, partition))
             if delay is None:
-                part = (self.settings.dataset.train if kind == "train" else self.settings.dataset.eval)[partition]
-                text = f"{part.path}: no worker can read this partition.\n{event.traceback or event.error}"
+                file = self._partition_file(kind, partition)
+                text = f"{file}: no worker can read this partition.\n{event.traceback or event.error}"
                 raise self._faults.pause(text.rstrip())
             self.run_log.note("warning", f"{what} It is tried again after {delay:g} s; Ctrl-C stops the run.")
             self._faults.after(delay, partial(self._restore_partition, kind, partition))
         self._update_partitions()
+
+    def _partition_file(self, kind: str, partition: int) -> Path:
+        dataset = self.settings.dataset
+        return (dataset.train if kind == "train" else dataset.eval)[partition].path
 
     def _restore_partition(self, kind: str, partition: int) -> None:
         self._owners.restore(kind, partition)
@@ -323,7 +351,23 @@ class EventLoop:
         for worker in self.replanner.lost_workers():
             self._hand_over(worker)
 
+    def _has_the_same_code(self, event: WorkerReady) -> bool:
+        """Whether a worker that starts now has the code that the run is trained with; the run pauses if it has not."""
+        changes = "; ".join(map(str, code_changes(self._code)))
+        if changes and "readable" in event.info:  # it joined by itself, and the run goes on without it
+            self.run_log.note("warning", f"{event.worker} cannot join, because code has changed: {changes}")
+            self._pool.end(event.worker, "was ended: code has changed since the run began")
+        elif changes:
+            run = self.settings.folder.name
+            raise PausedError(
+                f"{event.worker} was started, and code has changed since the run began: {changes}.",
+                hint=f"Undo the change and resume the run: regatta resume {run}\n"
+                f"Or go on with the new code: regatta resume {run} --changed-code",
+            )
+        return not changes
+
     def _on_worker_up(self, worker: str, info: dict[str, Any]) -> None:
+        self._faults.on_new_process(worker)
         self.replanner.on_worker_up(worker, info)
         self._owners.add(worker, info.get("readable"))
         info = {name: value for name, value in info.items() if name != "readable"}
@@ -349,7 +393,8 @@ class EventLoop:
         if unit is None or event.for_good:  # no trial is to blame for a worker that leaves
             return
         if not begun:
-            self._faults.on_early_death(event.worker, event.reason, event.killed)
+            data = str(self._partition_file(unit.kind, unit.partition))
+            self._faults.on_early_death(event.worker, event.reason, event.killed, data)
             return
         suspects = [trial for trial in trials if self._faults.on_death(event.worker, trial, event.killed)]
         if len(trials) > 1:
@@ -406,6 +451,7 @@ class EventLoop:
                 if answer["done"]:
                     self.scheduler.want(self.trials.apply_request(request))
                 if answer["done"] and request["verb"] == "retry":
+                    self._faults.forget(self.trials[request["config"]])
                     self.scheduler.reschedule(self.trials[request["config"]])
             write_answer(self.settings.folder, request["id"], answered[request["id"]]["answer"])
 

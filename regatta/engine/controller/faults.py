@@ -3,6 +3,9 @@
 A death of a worker before its unit has begun says nothing about a model. Neither does an error that every configuration
 has in common. So a failure is held back until a unit of another configuration proves that models can be trained. If
 there is no proof, and several configurations have failed in the same way, the run pauses and none of them has failed.
+
+An error may also leave the process of its worker unusable, as a failed assertion on a GPU does. So of two errors in a
+process without a finished unit in between, only the first one counts.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Faults:
         self._started: dict[str, float] = {}  # by worker: the start of its unit
         self._deaths: dict[str, Deaths] = {}  # by trial
         self._early_deaths = 0.0
+        self._doubtful: set[str] = set()  # workers whose process raised an error and has finished no unit since
         self._failed_at: dict[str, float] = {}  # by trial: its first failure that is tried again
         self._tries: dict[Hashable, int] = {}
         self._due: list[tuple[float, Callable[[], None]]] = []
@@ -67,11 +71,25 @@ class Faults:
     def on_unit_done(self, worker: str, trials: list[Trial]) -> None:
         """These trials can be trained: workers were lost for other reasons."""
         self._early_deaths = 0.0
+        self._doubtful.discard(worker)
         for trial in trials:
             self._begun[trial.id] = self._started.get(worker, 0.0)
-            self._deaths.pop(trial.id, None)
-            self._failed_at.pop(trial.id, None)
-            self._tries.pop(trial.id, None)
+            self.forget(trial)
+
+    def forget(self, trial: Trial) -> None:
+        """Forget what has failed in a trial, which can be trained or is to be tried again."""
+        self._deaths.pop(trial.id, None)
+        self._failed_at.pop(trial.id, None)
+        self._tries.pop(trial.id, None)
+
+    def on_new_process(self, worker: str) -> None:
+        self._doubtful.discard(worker)
+
+    def on_error(self, worker: str) -> bool:
+        """A unit raised an error that its trial may be to blame for; False if its process may be to blame instead."""
+        counts = worker not in self._doubtful
+        self._doubtful.add(worker)
+        return counts
 
     def on_profile(self, config: str) -> None:
         """A few batches of a configuration were trained before the first unit."""
@@ -83,11 +101,12 @@ class Faults:
 
     # -- deaths --------------------------------------------------------------------------------------
 
-    def on_early_death(self, worker: str, reason: str, killed: bool) -> None:
+    def on_early_death(self, worker: str, reason: str, killed: bool, data: str) -> None:
         """A worker died before its unit had begun: no trial is to blame, and the unit is done again."""
         self._early_deaths += KILLED_WEIGHT if killed else 1.0
         if self._early_deaths >= MAX_EARLY_DEATHS:
-            raise self.pause(f"Workers die before they begin a unit, again and again. The last, {worker}, {reason}.")
+            text = "Workers die before they begin a unit, while they read its data, again and again."
+            raise self.pause(f"{text} The last, {worker}, {reason}; its data was {data}.")
 
     def on_death(self, worker: str, trial: Trial, killed: bool) -> bool:
         """A worker died while it trained a trial; whether that was once too often."""

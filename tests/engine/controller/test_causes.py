@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recipes import plain_fn, plain_loss, small_data
+from locations import HELPERS
+from processes import soon
+from recipes import loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.data import read_partition
@@ -33,10 +37,10 @@ def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep_in(folder: Path, cluster: Cluster | None = None, **functions: Any) -> Sweep:
-    functions = {"loss_fn": plain_loss, **functions}
+    functions = {"loss_fn": plain_loss, "epochs": 2, **functions}
     space = search.grid(lr=list(RATES), batch_size=[9])
     return Sweep(
-        small_data(folder / "data"), space, plain_fn, epochs=2, cluster=cluster or Cluster.inline(2), repo=folder,
+        small_data(folder / "data"), space, plain_fn, cluster=cluster or Cluster.inline(2), repo=folder,
         framework="numpy", name="run", visits="seeded", pack=False, **functions,
     )  # fmt: skip
 
@@ -82,6 +86,13 @@ def raising(error: type[BaseException]) -> Callable[[], None]:
     return action
 
 
+class MuteError(Exception):
+    """Says nothing, and not even that without an error."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
 @pytest.mark.parametrize(
     ("function", "error"), [("loss_fn", AttributeError), ("loss_fn", ImportError), ("input_fn", ConnectionError)]
 )
@@ -113,8 +124,10 @@ def test_workers_that_die_under_all_configurations_pause_the_run(tmp_path: Path,
     sweep_in(tmp_path, Cluster.local(2, threads=1), **{function: deadly}).launch(progress=False)
     run = extended(tmp_path)
     flag.touch()
-    with pytest.raises(PausedError, match="exited with code 5"):
+    with pytest.raises(PausedError, match="exited with code 5") as caught:
         run.go_on(progress=False)
+    if function == "input_fn":
+        assert re.search(r"its data was .*train-000\d\.safetensors", str(caught.value)), "what the worker read"
     seen = open_run("run", tmp_path)
     assert statuses(seen) == {"interrupted"}
     flag.unlink()
@@ -159,6 +172,136 @@ def test_a_connection_that_breaks_once_fails_nothing(tmp_path: Path, calm: Run) 
     assert statuses(run) == {"done"}
     assert any("cannot read train partition 2: ConnectionError: reset by peer" in text for _, text in run.record.notes)
     assert hashes(run) == hashes(calm)
+
+
+@pytest.mark.parametrize("makes", ["lists", "unequal rows", "an error without words"])
+def test_data_that_nothing_can_be_trained_on_fails_no_configuration(tmp_path: Path, calm: Run, makes: str) -> None:
+    flag = tmp_path / "flag"
+
+    def read(path: Path) -> Any:
+        x, y = read_partition(path)
+        if not flag.exists():
+            return x, y
+        if makes == "an error without words":
+            raise MuteError
+        return (x.tolist(), y.tolist()) if makes == "lists" else (x[1:], y)
+
+    sweep_in(tmp_path, input_fn=read).launch(progress=False)
+    run = extended(tmp_path)
+    flag.touch()
+    with pytest.raises(PausedError, match="no worker can read this partition"):
+        run.go_on(progress=False)
+    seen = open_run("run", tmp_path)
+    assert statuses(seen) == {"interrupted"}
+    flag.unlink()
+    seen.go_on(progress=False)
+    assert statuses(seen) == {"done"}
+    assert hashes(seen) == hashes(calm)
+
+
+def test_a_process_that_an_error_made_unusable_fails_no_other_configuration(tmp_path: Path, calm: Run) -> None:
+    """As a failed assertion on a GPU does: all that is tried in this process afterwards fails as well."""
+    flag = tmp_path / "flag"
+
+    def fails(weights: Any, batch: Any, config: Any) -> Any:
+        if "unusable" in sys.modules:
+            raise RuntimeError("device-side assert triggered")
+        if config["lr"] == RATES[0] and flag.exists():
+            sys.modules["unusable"] = sys
+            raise RuntimeError("index out of range")
+        return plain_loss(weights, batch, config)
+
+    sweep_in(tmp_path, Cluster.local(1, threads=1), loss_fn=fails).launch(progress=False)
+    flag.touch()
+    run = extended(tmp_path).go_on(progress=False)
+    errors = {config.values["lr"]: config.error for config in run.record.configs.values()}
+    assert errors == {RATES[0]: "RuntimeError: index out of range", RATES[1]: None, RATES[2]: None}
+    assert any("is started again, because units failed in its process" in text for _, text in run.record.notes)
+    expected = {unit: digest for unit, digest in hashes(calm).items() if run.find(unit[0]).error is None}
+    assert expected.items() <= hashes(run).items()
+
+
+def test_a_process_that_a_member_of_a_pack_made_unusable_fails_no_other_member(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    def fails(model: Any, batch: Any, config: Any) -> Any:
+        if "unusable" in sys.modules:
+            raise RuntimeError("device-side assert triggered")
+        if flag.exists() and config["lr"] == RATES[0]:
+            sys.modules["unusable"] = sys
+            raise RuntimeError("index out of range")
+        return loss_fn(model, batch, config)
+
+    Sweep(
+        small_data(tmp_path / "data"), search.grid(lr=list(RATES), batch_size=[9]), model_fn, loss_fn=fails, epochs=1,
+        cluster=Cluster.local(1, threads=1), repo=tmp_path, name="run", pack=True,
+    ).launch(progress=False)  # fmt: skip
+    flag.touch()
+    run = extended(tmp_path).go_on(progress=False)
+    errors = {config.values["lr"]: config.error for config in run.record.configs.values()}
+    assert errors == {RATES[0]: "RuntimeError: index out of range", RATES[1]: None, RATES[2]: None}
+
+
+MODULE = """
+import time
+from recipes import plain_fn as model_fn, plain_loss
+SCALE = 1.0
+
+def loss_fn(weights, batch, config):
+    time.sleep(0.01)
+    loss, gradients = plain_loss(weights, batch, config)
+    return loss, {name: SCALE * gradient for name, gradient in gradients.items()}
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own module, with the functions of a sweep."""
+    path = tmp_path / f"own_{tmp_path.name}.py"
+    path.write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return path
+
+
+def background_run(folder: Path, module: Path, epochs: int) -> Run:
+    functions = importlib.import_module(module.stem)
+    run = Sweep(
+        small_data(folder / "data"), search.grid(lr=list(RATES), batch_size=[9]), functions.model_fn,
+        loss_fn=functions.loss_fn, epochs=epochs, cluster=Cluster.local(1, threads=1), repo=folder, name="run",
+        framework="numpy", visits="seeded", pack=False,
+    ).launch(wait=False, progress=False)  # fmt: skip
+    assert soon(lambda: sum(unit.kind == "train" for unit in list(run.record.units)) > 2)
+    return run
+
+
+def test_a_worker_that_would_start_with_other_code_pauses_the_run(tmp_path: Path, module: Path) -> None:
+    run = background_run(tmp_path, module, epochs=200)
+    module.write_text(MODULE.replace("SCALE = 1.0", "SCALE = 2.0"))
+    os.kill(run.record.workers["w0"].info["pid"], signal.SIGKILL)
+    with pytest.raises(PausedError, match=rf"w0 was started, and code has changed .*{module.name}\): SCALE"):
+        run.result(timeout=300)
+    seen = open_run("run", tmp_path)
+    assert (seen.record.status, statuses(seen)) == ("interrupted", {"interrupted"})
+    ups = [line for line in read_journal(run.folder / "journal.jsonl") if line.get("state") == "up"]
+    assert len(ups) == 1, "nothing was trained with the other code"
+
+
+def test_a_worker_that_would_join_with_other_code_gets_no_units(tmp_path: Path, module: Path) -> None:
+    run = background_run(tmp_path, module, epochs=1000)
+    try:
+        module.write_text(MODULE.replace("SCALE = 1.0", "SCALE = 2.0"))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(HELPERS), *sys.path])}
+        command = [sys.executable, "-m", "regatta", "worker", "run", "--repo", str(tmp_path)]
+        joining = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert soon(lambda: any("w1 cannot join, because code has changed" in text for _, text in run.record.notes)), (
+            joining.stderr
+        )
+        before = len(run.record.units)
+        assert soon(lambda: len(run.record.units) > before + 3), "the run goes on without it"
+    finally:
+        run.halt()
+    assert {unit.worker for unit in run.record.units} == {"w0"}
 
 
 def test_data_that_is_gone_is_noticed_before_anything_starts(tmp_path: Path) -> None:
@@ -231,6 +374,36 @@ def test_answers_are_those_that_the_next_controller_gives(tmp_path: Path) -> Non
     later = open_run("run", tmp_path).go_on(progress=False)
     assert [line["answer"]["done"] for line in later.record.requests.values()][-3:] == [True] * 3
     assert later.find(other).epoch == 4
+
+
+def test_a_retry_while_the_run_trains_has_all_its_tries_again(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    def fails(weights: Any, batch: Any, config: Any) -> Any:
+        time.sleep(0.005)
+        if config["lr"] == RATES[0] and flag.exists():
+            raise ConnectionError("no answer")
+        return plain_loss(weights, batch, config)
+
+    sweep = sweep_in(tmp_path, loss_fn=fails, epochs=2000)
+    run = sweep.launch(wait=False, progress=False)
+    try:
+        assert soon(lambda: sum(unit.kind == "train" for unit in list(run.record.units)) > 6)
+        (config,) = (config for config in run.record.configs.values() if config.values["lr"] == RATES[0])
+
+        def tries() -> int:
+            return sum("no answer. It is tried again" in text for _, text in list(run.record.notes))
+
+        for times in (1, 2):
+            flag.touch()
+            assert soon(lambda: config.status == "failed")
+            assert tries() == times * len(faults.DELAYS_S)
+            flag.unlink()
+            if times == 1:
+                flag.touch()
+                assert open_run("run", tmp_path).retry(config.id)[0]["done"]
+    finally:
+        run.halt()
 
 
 def test_a_search_decides_the_same_after_a_retry(tmp_path: Path) -> None:
