@@ -3,10 +3,14 @@
 The seconds of a unit are split into fetching the state (hop), reading data (load), writing the state (save) and the
 rest, which is training or evaluation. A configuration waits while none of its units runs although more units follow.
 Its journal time is the time from the end of a unit until the unit counts.
+
+A worker is present while it is up. Present, it runs a unit or it is idle. Absent, it is neither: before it joined,
+after it left, and between two controllers. So the kinds of work and the idle time add up to the time of the workers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +26,7 @@ class Resources:
     """Where the time of a run went, in seconds summed over workers; only `wall` is not summed."""
 
     wall: float
-    workers: float  # for which they were up, between the start of the first unit and the end of the last
+    workers: float  # for which they were present; the sum of `train`, `eval`, `pilot` and `idle`
     train: float
     eval: float
     pilot: float
@@ -35,6 +39,33 @@ class Resources:
     units: int
     journal: float
     journal_bytes: int
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A worker, or a group of `width` workers, was present from `start` until `end`."""
+
+    start: float
+    end: float
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class WorkerAccount:
+    """Where the time of one worker went while it was present; the seconds of a group are multiplied by its width."""
+
+    train: float
+    eval: float
+    pilot: float
+    idle: float
+
+    @property
+    def busy(self) -> float:
+        return self.train + self.eval + self.pilot
+
+    @property
+    def present(self) -> float:
+        return self.busy + self.idle
 
 
 @dataclass(frozen=True)
@@ -53,18 +84,17 @@ class Account:
 
 
 def resources(record: RunRecord) -> Resources:
-    units = record.units
-    wall = active_seconds(units, record.sessions)
-    sums = {kind: sum(u.seconds * u.width for u in units if u.kind == kind) for kind in ("train", "eval", "pilot")}
-    up = sum(worker_seconds(record).values())
+    units, accounts = record.units, worker_accounts(record).values()
     return Resources(
-        wall=wall,
-        workers=up,
-        **sums,
+        wall=active_seconds(units, record.sessions),
+        workers=sum(account.present for account in accounts),
+        train=sum(account.train for account in accounts),
+        eval=sum(account.eval for account in accounts),
+        pilot=sum(account.pilot for account in accounts),
         hop=sum(u.hop_seconds for u in units),
         save=sum(u.save_seconds for u in units),
         load=sum(u.load_seconds for u in units),
-        idle=max(0.0, up - sum(sums.values())),
+        idle=sum(account.idle for account in accounts),
         bytes_hopped=sum(u.hop_bytes for u in units),
         hops=sum(u.hop_bytes > 0 for u in units),
         units=len(units),
@@ -73,23 +103,72 @@ def resources(record: RunRecord) -> Resources:
     )
 
 
-def worker_seconds(record: RunRecord) -> dict[str, float]:
-    """Seconds for which each worker that ran a unit was up, from the start of the first unit to the end of the last.
+def percentages(used: Resources) -> dict[str, int]:
+    """The workers' time in whole percent, by kind of work; they add up to 100, unless no worker was present."""
+    if used.workers <= 0:
+        return {}
+    exact = {kind: 100 * getattr(used, kind) / used.workers for kind in ("train", "eval", "pilot", "idle")}
+    whole = {kind: int(value) for kind, value in exact.items()}
+    # The largest remainders are rounded up, as many as are missing.
+    remainders = sorted(exact, key=lambda kind: exact[kind] - whole[kind], reverse=True)
+    for kind in remainders[: 100 - sum(whole.values())]:
+        whole[kind] += 1
+    return whole
 
-    The seconds of a group are multiplied by its width. Workers that only profiled models, before they were put into
-    groups, have no `worker` record: they count as up from their first unit to their last.
+
+def presence(record: RunRecord) -> dict[str, list[Presence]]:
+    """When each worker was present, from the start of the first unit to the end of the last.
+
+    A worker is present before its first `worker` record while it profiles models. A worker without such a record was
+    put into a group after it had profiled: it is present from its first unit to its last.
     """
     units = record.units
     if not units:
         return {}
     start, end = min(u.start for u in units), max(u.end for u in units)
+    own: dict[str, list[UnitRecord]] = {worker: [] for worker in record.presence}
+    for unit in units:
+        own.setdefault(unit.worker, []).append(unit)
     found = {}
-    for worker in {u.worker for u in units}:
-        own = [u for u in units if u.worker == worker]
-        first, last = min(u.start for u in own), max(u.end for u in own)
+    for worker, ran in own.items():
+        first, last = min((u.start for u in ran), default=end), max((u.end for u in ran), default=start)
         (begin, until, width), *others = record.presence.get(worker) or [(first, last, 1)]
-        spans = [(min(begin, first), until, width), *others]
-        found[worker] = sum(width * overlap(start, end, [(begin, until)]) for begin, until, width in spans)
+        spans = [Presence(min(begin, first), until, width), *(Presence(*span) for span in others)]
+        clipped = [Presence(max(s.start, start), min(s.end, end), s.width) for s in spans]
+        found[worker] = [span for span in clipped if span.end > span.start]
+    return found
+
+
+def worker_accounts(record: RunRecord, since: float = -math.inf) -> dict[str, WorkerAccount]:
+    """Where the time of each worker went, from the first unit, or from `since`, to the last unit."""
+    own: dict[str, list[UnitRecord]] = {}
+    for unit in record.units:
+        if unit.end > since:
+            own.setdefault(unit.worker, []).append(unit)
+    found = {}
+    for worker, spans in presence(record).items():
+        units = own.get(worker, [])
+        busy = merged((u.start, u.end) for u in units)
+        sums = dict.fromkeys(("train", "eval", "pilot"), 0.0)
+        for unit in units:
+            sums[unit.kind] += unit.width * (unit.end - max(unit.start, since))
+        idle = 0.0
+        for span in spans:
+            begin = max(span.start, since)
+            if span.end > begin:
+                idle += span.width * (span.end - begin - overlap(begin, span.end, busy))
+        found[worker] = WorkerAccount(**sums, idle=max(0.0, idle))
+    return found
+
+
+def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The spans in order, where those that overlap or touch are one."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
     return found
 
 

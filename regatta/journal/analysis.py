@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from regatta.errors import NotFoundError
-from regatta.journal.accounting import active_seconds, overlap
+from regatta.journal.accounting import active_seconds, overlap, worker_accounts
 from regatta.journal.run_record import RunRecord, UnitRecord
 from regatta.plan.strategy.plan_tree import EvaluateNode, GroupNode, PackNode, Plan, ShareNode
 
@@ -77,7 +77,8 @@ def analyze(record: RunRecord) -> Analysis:
 def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[AnalysisRow]:
     spent, root = record.resources(), plan.root
     span = active_seconds(units, record.sessions)
-    busy = sum(unit.seconds * unit.width for unit in units)
+    accounts = worker_accounts(record, since=min((unit.start for unit in units), default=record.now)).values()
+    busy, present = sum(account.busy for account in accounts), sum(account.present for account in accounts)
     workers = root.workers
     yield AnalysisRow("the whole", "seconds", plan.estimate.seconds, span)
     shares = any(isinstance(part, ShareNode) for part in root.parts)  # then waiting for data is a row of its own
@@ -95,9 +96,9 @@ def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[An
         yield AnalysisRow("exchanging gradients", "seconds", None, sum(unit.sync_seconds for unit in units))
     if shares:
         yield AnalysisRow("waiting for data", "seconds", None, sum(unit.load_seconds for unit in units) / workers)
-    yield AnalysisRow("workers busy", "share", plan.utilisation, busy / (workers * span) if span else None)
+    yield AnalysisRow("workers busy", "share", plan.utilisation, busy / present if present else None)
     yield AnalysisRow("states moved", "bytes", plan.estimate.moved, float(spent.bytes_hopped))
-    yield AnalysisRow("device hours", "hours", plan.device_hours, workers * span / 3600)
+    yield AnalysisRow("device hours", "hours", plan.device_hours, present / 3600)
 
 
 def _unit_rows(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
@@ -134,6 +133,7 @@ class RunRecord:
     sessions: list[tuple[float, float]] = field(default_factory=list)  # each controller's start and last record
     presence: dict[str, list[tuple[float, float, int]]] = field(default_factory=dict)  # from, until, width
     requests: dict[str, Record] = field(default_factory=dict)  # by id, with their answers
+    profiles: list[Record] = field(default_factory=list)  # what a few batches of each model have shown
     plans: list[Record] = field(default_factory=list)  # the first plan and later ones, with their reasons
 
     @classmethod
@@ -207,19 +207,8 @@ class RunRecord:
         open_units = sum(c.epochs * partitions - sum(u.kind == "train" for u in c.units) for c in active)
         return done, done + max(0, open_units)
 
-    def longest_model_seconds(self) -> float:
-        """Seconds of training left for the model with most left: its units run one after another."""
-        partitions = len(self.header["dataset"]["train"])
-        seconds = [0.0]
-        for config in self.configs.values():
-            trained = [unit.seconds for unit in config.units if unit.kind == "train"]
-            if trained and config.status in ("training", "waiting"):
-                left = config.epochs * partitions - len(trained)
-                seconds.append(left * fmean(trained[-partitions:]))
-        return max(seconds)
-
     resources = accounting.resources
-    worker_seconds = accounting.worker_seconds
+    worker_accounts = accounting.worker_accounts
     most_workers = accounting.most_workers
     account = accounting.account
 
@@ -245,7 +234,10 @@ class RunRecord:
         info = {k: v for k, v in record.items() if k not in ("event", "time", "worker", "state")}
         worker = WorkerRecord(record["worker"], up=record["state"] == "up", info=info, since=record["time"])
         self.workers[worker.name] = worker
-        self._mark_presence(worker.name, record["time"], worker.up, int(info.get("width", 1)))
+        width = int(info.get("width", 1))
+        if worker.name not in self.presence:
+            self._widen_pilots(worker.name, width)
+        self._mark_presence(worker.name, record["time"], worker.up, width)
         if not worker.up:
             for config in self.configs.values():
                 config.running.pop(worker.name, None)
@@ -268,6 +260,8 @@ class RunRecord:
 
     def _on_profile(self, record: Record) -> None:
         """Some batches were measured: of one model, of a pack, or by a group of workers."""
+        if "train_seconds_per_row" in record:
+            self.profiles.append(record)
         if record.get("cached"):
             return  # an earlier run spent the time
         start, end, width = record["start"], record["end"], record.get("width", 1)
@@ -305,10 +299,19 @@ class RunRecord:
         self.error = record.get("error")
         self._halt()
 
+    def _widen_pilots(self, worker: str, width: int) -> None:
+        """Count all members of a group that profiled models before it was declared to be up."""
+        for number, unit in enumerate(self.units):
+            if unit.worker == worker and unit.kind == "pilot" and unit.width < width:
+                self.units[number] = replace(unit, width=width)
+
     def _mark_presence(self, worker: str, now: float, up: bool, width: int = 1) -> None:
         """A worker, or a group of `width` workers, is up or down from now on; while it is up its span has no end."""
         spans = self.presence.setdefault(worker, [])
-        if spans and spans[-1][1] == math.inf:
+        if not spans and not up:  # it died while it profiled models, before it was declared to be up
+            first = min((unit.start for unit in self.units if unit.worker == worker), default=now)
+            spans.append((first, now, width))
+        elif spans and spans[-1][1] == math.inf:
             spans[-1] = (spans[-1][0], now, spans[-1][2])
         if up:
             spans.append((now, math.inf, width))

@@ -47,11 +47,10 @@ def bound_from_trace(record: RunRecord) -> float:
 
 
 def efficiency(record: RunRecord) -> Efficiency:
-    """The makespan from the first unit's start to the last one's end, beside its lower bound."""
-    makespan = max((u.end for u in record.units), default=0.0) - min((u.start for u in record.units), default=0.0)
-    busy = _seconds_by("worker", record.units)
-    available = makespan * len(busy)
-    return Efficiency(makespan, bound_from_trace(record), sum(busy.values()) / available if available else 0.0)
+    """The time of the run beside its lower bound, and the share of their time for which its workers were busy."""
+    used = record.resources()
+    busy = used.train + used.eval + used.pilot
+    return Efficiency(used.wall, bound_from_trace(record), busy / used.workers if used.workers else 0.0)
 
 
 def chrome_trace(record: RunRecord) -> dict[str, Any]:
@@ -131,6 +130,7 @@ def _micros(seconds: float) -> float:
 def workload(record: RunRecord) -> HopWorkload:
     """The units of the run, with their measured times: the mean of each model on each partition."""
     from regatta.plan.schedule.estimates import KnownTimes
+    from regatta.plan.strategy.costs import UNIT_PAUSE_S
     from regatta.plan.strategy.what_if import HopWorkload
 
     seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
@@ -146,7 +146,7 @@ def workload(record: RunRecord) -> HopWorkload:
     for config in whole:  # an evaluation that has not run yet takes no time
         for partition in range(held_out):
             tables["eval"].setdefault((config, partition), 0.0)
-    return HopWorkload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]))
+    return HopWorkload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]), UNIT_PAUSE_S)
 
 
 def speeds(record: RunRecord) -> dict[str, float]:

@@ -158,15 +158,17 @@ def _rungs(shown: Sequence[ConfigRecord]) -> list[list[int]]:
 def _time(record: RunRecord) -> dict[str, Any]:
     """Seconds of each worker by kind of work; hops, loading and saving are subtracted from their units."""
     units = record.units
-    present = record.worker_seconds()
     sums: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PARTS, 0.0))
     for unit in units:
         spent = sums[unit.worker]
         inside = {"hop": unit.hop_seconds, "load": unit.load_seconds, "save": unit.save_seconds}
+        # A member of a pack may load the data of all members in more than its share of the time.
+        scale = min(1.0, unit.seconds / sum(inside.values())) if any(inside.values()) else 1.0
+        inside = {part: seconds * scale for part, seconds in inside.items()}
         for part, seconds in {**inside, unit.kind: unit.seconds - sum(inside.values())}.items():
             spent[part] += unit.width * max(0.0, seconds)
-    for worker, spent in sums.items():
-        spent["idle"] = max(0.0, present[worker] - sum(spent.values()))
+    for worker, account in record.worker_accounts().items():
+        sums[worker]["idle"] = account.idle
     names = sorted(sums, key=lambda name: (len(name), name))  # w2 before w10
     return {"parts": list(PARTS), "workers": names, "seconds": [[rounded(sums[w][p]) for p in PARTS] for w in names]}
 

@@ -250,15 +250,3 @@ def test_a_worker_is_idle_only_while_it_is_up() -> None:
         record.apply(line)
     used = record.resources()
     assert (used.wall, used.workers, used.idle) == (100.0, 105.0, 2.0)
-
-
-def test_the_longest_model_bounds_the_time_left(journal: list[dict[str, Any]]) -> None:
-    seen = []
-    for record, _ in prefixes(journal):
-        going = [config for config in record.configs.values() if config.status == "training" and config.units]
-        way = record.longest_model_seconds() if record.header else 0.0
-        slowest = max((unit.seconds for config in going for unit in config.units), default=0.0)
-        assert 0 <= way <= 8 * slowest + 1e-9
-        seen.append(way)
-    assert max(seen) > 0
-    assert seen[-1] == 0

@@ -49,7 +49,17 @@ def test_evaluation_keeps_workers_busy_but_not_models() -> None:
 def test_efficiency_compares_the_makespan_with_the_bound() -> None:
     found = efficiency(record_of(unit("a", "w0", 10, 14), unit("b", "w1", 15, 18)))
     assert (found.makespan, found.bound, found.ratio) == (8, 4, 2)
-    assert found.utilisation == pytest.approx(7 / 16)
+    assert found.utilisation == 1.0, "without records of workers, they were present only while they were busy"
+
+
+def test_workers_are_not_expected_to_be_busy_while_they_are_absent() -> None:
+    """One joins late, and a controller was dead for a minute."""
+    record = record_of(unit("a", "w0", 0, 4), unit("b", "w1", 6, 8), unit("a", "w0", 68, 72))
+    record.sessions = [(0.0, 8.0), (68.0, 72.0)]
+    record.presence = {"w0": [(0.0, 8.0, 1), (68.0, 72.0, 1)], "w1": [(5.0, 8.0, 1)]}
+    found = efficiency(record)
+    assert (found.makespan, found.bound) == (12, 8)
+    assert found.utilisation == pytest.approx(10 / 15)
 
 
 def test_a_run_without_units_has_no_bound() -> None:

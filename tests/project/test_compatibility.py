@@ -72,7 +72,7 @@ def journal_of(project: Path, run: str) -> Path:
 
 @pytest.mark.parametrize("name", o.READING)
 def test_a_command_prints_the_same_document(documents: dict[str, Any], name: str) -> None:
-    assert o.differences(o.read_expected("commands")[name], documents[name]) == []
+    assert o.differences(o.read_corrected("commands", name), documents[name]) == []
 
 
 def test_reading_changes_nothing(project: Path, documents: dict[str, Any], tmp_path: Path) -> None:
@@ -137,7 +137,19 @@ def test_a_journal_gives_the_same_run(journals_folder: Path, name: str) -> None:
     seen = o.seen_run(journals_folder, name)
     if o.tried_groups(journal_of(journals_folder, name)):
         seen, _ = o.without_time_of_groups(seen)
-    assert o.differences(o.read_expected(f"journals/{name}"), o.clean(seen)) == []
+    assert o.differences(o.read_corrected("journals", name), o.clean(seen)) == []
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+def test_workers_are_idle_only_while_they_are_present(journals_folder: Path, name: str) -> None:
+    """The corrected figures, as the journal's own lines give them at each moment."""
+    seen = o.seen_run(journals_folder, name)
+    busy, present, wall = o.worker_seconds(journal_of(journals_folder, name))
+    used, efficiency = seen["show"]["document"]["resources"], seen["efficiency"]
+    assert used["train"] + used["eval"] + used["pilot"] == pytest.approx(busy, rel=1e-6)
+    assert used["idle"] == pytest.approx(present - busy, abs=1e-5)
+    assert used["wall"] == pytest.approx(wall) == efficiency["makespan"]
+    assert efficiency["utilisation"] == pytest.approx(busy / present, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", JOURNALS)

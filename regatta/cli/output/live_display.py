@@ -189,6 +189,6 @@ def report_line(record: RunRecord, line: dict[str, Any], rate: UnitRate) -> str:
     done, wanted = record.progress()
     value = fmt.metric(line["metrics"].get(record.metric))
     text = f"{done}/{wanted} units, {config.id} epoch {line['epoch']}/{config.epochs}: {record.metric} {value}"
-    left = rate.left(wanted - done, record.longest_model_seconds(), line["time"])
+    left = rate.left(record, line["time"])
     note = remark(config, record.metric)
     return text + (f", {fmt.seconds(left)} left" if left is not None else "") + (f" ({note})" if note else "")

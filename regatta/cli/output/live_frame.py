@@ -15,20 +15,24 @@ from regatta import format as fmt
 from regatta.cli.output.run_tables import last_value, status_cell
 from regatta.cli.output.table import split_values
 from regatta.journal.run_record import ConfigRecord, RunRecord, WorkerRecord
+from regatta.journal.time_left import TrainingEstimates
 
 DOING = {"train": "trains", "eval": "evaluates", "pilot": "tries"}
 RATE_WINDOW_UNITS = 256
 
 
 class UnitRate:
-    """Training units per second, over the most recent units, and from that the time left."""
+    """Training units per second, over the most recent units, and the time left at the same throughput."""
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW_UNITS)
+        self._seconds: deque[float] = deque(maxlen=RATE_WINDOW_UNITS)  # that each of these units took
+        self._estimates = TrainingEstimates()
 
     def on_record(self, line: dict[str, Any]) -> None:
         if line["event"] == "unit" and line["kind"] == "train":
             self._ends.append(line["time"])
+            self._seconds.append(line["end"] - line["start"])
 
     @property
     def rate(self) -> float | None:
@@ -37,10 +41,23 @@ class UnitRate:
             return None
         return (len(self._ends) - 1) / (self._ends[-1] - self._ends[0])
 
-    def left(self, units: int, longest: float, now: float) -> float | None:
-        """Seconds for `units` more units, where the longest chain of units takes `longest` seconds."""
-        rate = self.rate
-        return None if rate is None else max(0.0, max(units / rate, longest) - max(0.0, now - self._ends[-1]))
+    def left(self, record: RunRecord, now: float) -> float | None:
+        """Seconds until the models are trained; None as long as nothing was measured.
+
+        Before two units are known, every worker that is up is expected to be busy all the time.
+        """
+        training = self._estimates.left(record)
+        throughput = self._throughput() or float(sum(worker.up for worker in record.workers.values()))
+        if training is None or not throughput:
+            return None
+        since = max(0.0, now - self._ends[-1]) if self._ends else 0.0
+        return max(0.0, max(training.total / throughput, training.longest) - since)
+
+    def _throughput(self) -> float | None:
+        """Seconds of units that were done in a second, by all workers together."""
+        if self.rate is None:
+            return None
+        return sum(list(self._seconds)[1:]) / (self._ends[-1] - self._ends[0])
 
 
 def frame(record: RunRecord, rate: UnitRate, now: float, width: int, height: int) -> RenderableType:
@@ -76,13 +93,20 @@ def _overall(record: RunRecord, rate: UnitRate, now: float, width: int) -> Rende
     words = [f"{done}/{wanted} units"]
     if rate.rate is not None:
         words.append(f"{rate.rate:.3g}/s")
-    left = rate.left(wanted - done, record.longest_model_seconds(), now)
+    left = rate.left(record, now)
     if left is not None:
         words.append(f"{fmt.seconds(left)} left")
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    bar = ProgressBar(total=max(1, wanted), completed=done, width=max(10, min(40, width - 50)))
-    grid.add_row(Text(record.name, style="bold"), bar, Text("  ".join(words)))
+    name, text = record.name, "  ".join(words)
+    grid, bar_width = Table.grid(padding=(0, 2, 0, 0)), max(10, min(40, width - 50))
+    bar = [ProgressBar(total=max(1, wanted), completed=done, width=bar_width)]
+    fits = len(name) + bar_width + len(text) + 4 <= width
+    grid.add_row(_one_line(name, "bold"), *(bar if fits else ()), _one_line(text))
     return grid
+
+
+def _one_line(text: str, style: str = "") -> Text:
+    """A cell that is cut off where it does not fit, so that each row of a frame has one line."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _choose_workers(record: RunRecord, limit: int) -> list[WorkerRecord]:
@@ -98,20 +122,21 @@ def _worker_grid(workers: Sequence[WorkerRecord], now: float) -> RenderableType:
         return Text("workers are starting", style="dim")
     grid = Table.grid(padding=(0, 2, 0, 0))
     for worker in workers:
-        grid.add_row(Text(worker.name, style="dim"), *_doing(worker, now))
+        grid.add_row(_one_line(worker.name, "dim"), *_doing(worker, now))
     return grid
 
 
 def _doing(worker: WorkerRecord, now: float) -> tuple[Text, ...]:
     if not worker.up:
-        return (Text("gone", style="red"),)
+        return (_one_line("gone", "red"),)
     if worker.running is None:
-        return (Text("idle", style="dim"),)
+        return (_one_line("idle", "dim"),)
     kind, config, epoch, partition = worker.running
-    since = Text(fmt.seconds(max(0.0, now - worker.since)), style="dim")
+    since = _one_line(fmt.seconds(max(0.0, now - worker.since)), "dim")
     if kind == "pilot":
-        return Text(DOING[kind]), Text(config), Text(""), Text(""), since
-    return Text(DOING.get(kind, kind)), Text(config), Text(f"epoch {epoch}"), Text(f"partition {partition}"), since
+        return _one_line(DOING[kind]), _one_line(config), Text(""), Text(""), since
+    doing = DOING.get(kind, kind), config, f"epoch {epoch}", f"partition {partition}"
+    return *map(_one_line, doing), since
 
 
 def _configurations(record: RunRecord, room: int, width: int) -> list[RenderableType]:

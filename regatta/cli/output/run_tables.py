@@ -22,6 +22,7 @@ from regatta.cli.output.table import (
     value_cell,
     values_column,
 )
+from regatta.journal.accounting import percentages
 from regatta.journal.run_record import ConfigRecord, RunRecord
 
 STYLES = {
@@ -95,18 +96,19 @@ def resources(record: RunRecord) -> Table:
     each = f", {fmt.size(used.bytes_hopped / used.hops)} each" if used.hops else ""
     hops = f"part of the above: {fmt.count(used.hops, 'hop')}, {fmt.size(used.bytes_hopped)}{each}"
     journal = f"after units, until states and records are on the disk; the journal has {fmt.size(used.journal_bytes)}"
+    percent = {kind: f"{share}%" for kind, share in percentages(used).items()}
     parts = [
-        ("training", used.train, fmt.count(units["train"], "unit")),
-        ("evaluation", used.eval, fmt.count(units["eval"], "evaluation")),
-        ("profiling", used.pilot, "a few batches, to estimate times"),
-        ("idle", used.idle, ""),
-        ("hops", used.hop, hops),
-        ("saving", used.save, "part of the above: states"),
-        ("loading", used.load, "part of the above: data, once per worker"),
+        ("training", used.train, percent.get("train", "-"), fmt.count(units["train"], "unit")),
+        ("evaluation", used.eval, percent.get("eval", "-"), fmt.count(units["eval"], "evaluation")),
+        ("profiling", used.pilot, percent.get("pilot", "-"), "a few batches, to estimate times"),
+        ("idle", used.idle, percent.get("idle", "-"), ""),
+        ("hops", used.hop, fmt.share(used.hop, used.workers), hops),
+        ("saving", used.save, fmt.share(used.save, used.workers), "part of the above: states"),
+        ("loading", used.load, fmt.share(used.load, used.workers), "part of the above: data, once per worker"),
     ]
     rows: list[list[Cell]] = [["wall", fmt.seconds(used.wall), "", fmt.count(workers, "worker")]]
-    for name, spent, remark in parts:
-        rows.append([name, fmt.seconds(spent), fmt.share(spent, used.workers), remark])
+    for name, spent, share, remark in parts:
+        rows.append([name, fmt.seconds(spent), share, remark])
     rows.append(["journal", fmt.seconds(used.journal), "", journal])
     return Table([left("resources", 0), right("time", 0), right("of workers", 0), sentences("")], rows)
 

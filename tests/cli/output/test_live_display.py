@@ -143,6 +143,8 @@ def test_a_hundred_configurations_fit_any_terminal(width: int, height: int) -> N
     run = midway(FakeRun(configs=100, workers=12, epochs=2))
     lines = frame(run, width, height)
     assert len(lines) <= height - 1
+    assert f"{run.progress()[0]}/{run.progress()[1]} units" in lines[0]
+    assert lines[1].startswith("w"), "each worker has one line"
     if height >= 10:
         shown = sum(any(line.startswith(config) for line in lines) for config in run.configs)
         assert f"and {100 - shown} more: " in lines[-1]
@@ -164,18 +166,50 @@ def test_the_display_shows_something_before_the_first_record() -> None:
     assert "starting" in str(state.show(console))
 
 
-def test_the_remaining_time_needs_two_units_and_counts_down() -> None:
-    pace = UnitRate()
-    assert pace.rate is None
-    assert pace.left(10, 0.0, 0.0) is None
-    for second in range(5):
-        pace.on_record({"event": "unit", "kind": "train", "time": float(second)})
-    pace.on_record({"event": "unit", "kind": "eval", "time": 100.0})
-    assert pace.rate == 1.0
-    assert pace.left(10, 0.0, 4.0) == 10.0
-    assert pace.left(10, 3.0, 7.0) == 7.0
-    assert pace.left(1, 0.0, 50.0) == 0.0
-    assert pace.left(1, 12.0, 6.0) == 10.0  # one model has a long way
+def units_of(config: str, *ends: float, seconds: float = 1.0, partitions: int = 2) -> list[dict[str, Any]]:
+    return [
+        {"event": "unit", "kind": "train", "config": config, "epoch": number // partitions + 1,
+         "partition": number % partitions, "worker": "w0", "start": end - seconds, "end": end, "time": end}
+        for number, end in enumerate(ends)
+    ]  # fmt: skip
+
+
+def run_of(*lines: dict[str, Any], epochs: int = 10) -> tuple[RunRecord, UnitRate]:
+    """A run of two configurations with two partitions of 100 rows, after these records; two workers are up."""
+    parts = [{"path": f"p{number}", "rows": 100} for number in range(2)]
+    header = {"event": "run", "name": "r", "metric": "loss", "mode": "min", "dataset": {"train": parts, "eval": parts}}
+    made = [header, *({"event": "worker", "worker": name, "state": "up"} for name in ("w0", "w1"))]
+    made += [{"event": "config", "config": name, "values": {"name": name}, "epochs": epochs} for name in "ab"]
+    record, rate = RunRecord(), UnitRate()
+    for line in [*({"time": 0.0, **line} for line in made), *sorted(lines, key=lambda line: line["time"])]:
+        record.apply(line)
+        rate.on_record(line)
+    return record, rate
+
+
+def test_the_remaining_time_follows_the_throughput_and_counts_down() -> None:
+    record, rate = run_of()
+    assert rate.rate is None
+    assert rate.left(record, 0.0) is None
+    record, rate = run_of(*units_of("a", 1.0, 2.0, 3.0, 4.0), *units_of("b", 1.0, 2.0, 3.0, 4.0))
+    assert rate.rate == pytest.approx(7 / 3)
+    # 32 units of a second are left, and 7 were done in 3 seconds; but each model takes 16 more seconds.
+    assert rate.left(record, 4.0) == pytest.approx(16.0)
+    assert rate.left(record, 7.0) == pytest.approx(13.0)
+    assert rate.left(record, 50.0) == 0.0
+
+
+def test_the_remaining_time_of_workers_that_wait_is_longer() -> None:
+    """A unit of a second is done every four seconds."""
+    record, rate = run_of(*units_of("a", 4.0, 8.0), *units_of("b", 12.0, 16.0))
+    assert rate.left(record, 16.0) == pytest.approx(4 * 36.0)
+
+
+def test_before_two_units_are_known_the_remaining_time_follows_from_the_profiles() -> None:
+    profile = {"event": "pilot", "time": 0.5, "config": "a", "worker": "w0", "start": 0.0, "end": 0.5, "build": "",
+               "train_seconds_per_row": 0.01, "eval_seconds_per_row": 0.0, "fixed_seconds": 0.0}  # fmt: skip
+    record, rate = run_of(profile)
+    assert rate.left(record, 0.5) == pytest.approx(20.0), "40 units of a second on two workers"
 
 
 def test_a_display_may_join_a_run_that_has_begun() -> None:
