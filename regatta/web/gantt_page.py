@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from regatta.journal.accounting import merged, percentages, presence
 from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.run import Run
 from regatta.web.page_base import fill, rounded
@@ -25,7 +26,7 @@ def page_data(run: Run) -> dict[str, Any]:
     ranked = record.leaderboard()
     named = {*record.workers, *(unit.worker for unit in record.units)}
     workers = sorted(named, key=lambda name: (len(name), name))  # w2 before w10
-    efficiency = run.efficiency()
+    efficiency, resources = run.efficiency(), record.resources()
     return {
         "version": VERSION,
         "run": {
@@ -39,12 +40,25 @@ def page_data(run: Run) -> dict[str, Any]:
             "rule": record.header.get("rule"),
             "partitions": len(record.header.get("dataset", {}).get("train", [])),
         },
-        "resources": asdict(record.resources()),
+        "resources": asdict(resources),
+        "percentages": percentages(resources),
         "efficiency": {**asdict(efficiency), "ratio": efficiency.ratio},
         "workers": workers,
+        "present": _present(record, workers, origin),
         "configs": [_config(record, config) for config in ranked],
         "units": _columns(record, [config.id for config in ranked], workers, origin),
     }
+
+
+def _present(record: RunRecord, workers: list[str], origin: float) -> list[list[list[float]]]:
+    """When each worker was present: from and until, in seconds since the first unit."""
+    spans = {worker: [(span.start, span.end) for span in spans] for worker, spans in presence(record).items()}
+    for unit in record.units:
+        spans[unit.worker].append((unit.start, unit.end))
+    return [
+        [[round(start - origin, 6), round(end - origin, 6)] for start, end in merged(spans.get(worker, []))]
+        for worker in workers
+    ]
 
 
 def _config(record: RunRecord, config: ConfigRecord) -> dict[str, Any]:

@@ -32,15 +32,15 @@ function drawHeader() {
   $("name").textContent = run.name;
   $("status").textContent = run.status === "running" ? "as it was when this page was written" : run.status;
   $("status").classList.add(run.status);
-  const busy = data.workers.length * resources.wall;
-  const share = (part) => (busy > 0 ? ` (${Math.round((100 * part) / busy)}%)` : "");
+  const spent = (kind) => seconds(resources[kind]) + (kind in data.percentages ? ` (${data.percentages[kind]}%)` : "");
   const figures = {
     wall: seconds(resources.wall),
     workers: data.workers.length,
     units: resources.units.toLocaleString("en"),
-    training: seconds(resources.train) + share(resources.train),
-    evaluation: seconds(resources.eval) + share(resources.eval),
-    idle: seconds(resources.idle) + share(resources.idle),
+    training: spent("train"),
+    evaluation: spent("eval"),
+    profiling: spent("pilot"),
+    idle: spent("idle"),
     "against the lower bound": efficiency.bound > 0 ? `${efficiency.ratio.toFixed(3)}×` : "-",
     hops: `${resources.hops.toLocaleString("en")}, ${bytes(resources.bytes_hopped)}`,
     "time in hops": seconds(resources.hop),

@@ -29,6 +29,7 @@ class Timeline {
     this.length = Math.max(1e-6, this.ends.reduce((most, end) => Math.max(most, end), 0));
     this.rowHeight = data.workers.length <= 12 ? 34 : data.workers.length <= 40 ? 22 : 14;
     this.busy = this.rows.map((row) => row.reduce((sum, unit) => sum + this.ends[unit] - this.units.start[unit], 0));
+    this.present = data.present.map((spans) => spans.reduce((sum, [from, until]) => sum + until - from, 0));
     this.lit = null;
     this.chosen = null;
     this.layer = new OffscreenCanvas(1, 1);
@@ -140,8 +141,7 @@ class Timeline {
     pen.textBaseline = "middle";
     this.data.workers.forEach((worker, number) => {
       const top = AXIS + number * this.rowHeight;
-      pen.fillStyle = idle;
-      pen.fillRect(GUTTER, top + 1, this.width, this.rowHeight - 2);
+      this.paintPresence(pen, number, top, idle);
       pen.font = `600 ${this.rowHeight < 20 ? 10 : 12}px system-ui, sans-serif`;
       pen.fillStyle = this.colour("--ink");
       pen.textAlign = "left";
@@ -149,8 +149,29 @@ class Timeline {
       pen.font = `${this.rowHeight < 20 ? 9 : 11}px system-ui, sans-serif`;
       pen.fillStyle = this.colour("--muted");
       pen.textAlign = "right";
-      pen.fillText(`${Math.round((100 * this.busy[number]) / this.length)}% busy`, GUTTER - 8, top + this.rowHeight / 2, 46);
+      pen.fillText(this.busyShare(number), GUTTER - 8, top + this.rowHeight / 2, 46);
     });
+  }
+
+  // A line where the worker is absent, and hatching where it is present; its units cover the time that it is busy.
+  paintPresence(pen, number, top, idle) {
+    pen.strokeStyle = this.colour("--line");
+    pen.beginPath();
+    pen.moveTo(GUTTER, top + this.rowHeight / 2);
+    pen.lineTo(GUTTER + this.width, top + this.rowHeight / 2);
+    pen.stroke();
+    pen.fillStyle = idle;
+    for (const [from, until] of this.data.present[number]) {
+      const left = Math.max(GUTTER, this.x(from));
+      const right = Math.min(GUTTER + this.width, this.x(until));
+      if (right > left) pen.fillRect(left, top + 1, right - left, this.rowHeight - 2);
+    }
+  }
+
+  // Of the time for which the worker was present.
+  busyShare(number) {
+    if (!(this.present[number] > 0)) return "absent";
+    return `${Math.round(Math.min(100, (100 * this.busy[number]) / this.present[number]))}% busy`;
   }
 
   paintAxis(pen) {
