@@ -51,8 +51,7 @@ def flatten_junctions(part: Bound) -> Bound:
 def drop_repeated_conditions(part: Bound) -> Bound:
     """a and a: a; the same for or."""
     if isinstance(part, bound.And | bound.Or):
-        distinct = tuple(dict.fromkeys(operand for operand in part.operands if _is_hashable(operand)))
-        distinct += tuple(operand for operand in part.operands if not _is_hashable(operand))
+        distinct = tuple(dict.fromkeys(part.operands))
         if len(distinct) == 1:
             return distinct[0]
         if len(distinct) < len(part.operands):
@@ -99,10 +98,6 @@ def _cost(part: Bound) -> int:
 
 def _is_constant(part: Bound, value: bool) -> bool:
     return isinstance(part, Constant) and part.type == "boolean" and part.value is value
-
-
-def _is_hashable(part: Bound) -> bool:
-    return not any(isinstance(each, Constant) and isinstance(each.value, list) for each in bound.walk(part))
 
 
 REWRITES: tuple[Rewrite, ...] = (

@@ -88,7 +88,7 @@ TABLES: Mapping[str, Table] = {
         {
             **_columns(network="text"),
             "id": SchemaColumn("text", "{row}.node"),
-            **_columns(position="number", kind="text", name="text", module="text", numbered="text", attributes="text"),
+            **_columns(position="number", kind="text", name="text", attributes="text"),
         },
         ("network", "position"),
     ),

@@ -59,6 +59,10 @@ class SelectorPattern:
                     return {int(key[1:]): text for key, text in found.groupdict().items()}
         return None
 
+    def texts(self) -> tuple[str, ...]:
+        """The names that a selector without wildcards stands for."""
+        return tuple("".join(text for _, text in chosen) for chosen in _written_out(self))
+
     def globs(self) -> tuple[str, ...]:
         """The selector as patterns of SQLite's GLOB; a name that matches one of them is selected."""
         return tuple("".join(_glob(part, text) for part, text in chosen) for chosen in _written_out(self))

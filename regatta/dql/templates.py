@@ -18,6 +18,7 @@ from regatta.dql.selectors import Captures, SelectorError, SelectorPattern, fill
 from regatta.errors import nearest
 from regatta.network import KINDS
 from regatta.network.graph import Node
+from regatta.network.kinds import with_default
 from regatta.network.mutate import LayerTemplate
 
 ANY = "ANY"
@@ -61,9 +62,15 @@ class NodeTest:
             return False
         if self.name is not None and self.name.match(names) is None:
             return False
-        known = KINDS[node.kind].types
+        return self.matches_attributes(node.kind, node.attributes)
+
+    def matches_attributes(self, kind: str, attributes: Mapping[str, Any]) -> bool:
+        """Whether the hyperparameters of a layer of this kind pass; a layer has no others than those of its kind."""
+        known = KINDS[kind].types if kind in KINDS else {}
+        if kind in KINDS and kind != "OTHER" and any(test.name not in known for test in self.attributes):
+            return False
         return all(
-            test.holds(node.get(test.name)) if test.name in known or node.kind == "OTHER" else False
+            test.holds(with_default(kind, attributes, test.name) if test.name in known else attributes.get(test.name))
             for test in self.attributes
         )
 
@@ -190,13 +197,13 @@ def _test(kind: str, argument: tree.Expression, text: str) -> AttributeTest:
 def _typed(kind: str, name: str, sign: str, values: tuple[Constant, ...], span: tree.Span, text: str) -> AttributeTest:
     if not values:
         raise QueryError("The list is empty.", text, span)
-    if kind in (ANY, "OTHER"):
+    if kind == "OTHER":  # has whatever its operator has
+        return AttributeTest(name, sign, values)
+    if kind == ANY:
         known = {each: kind_.types[each] for kind_ in KINDS.values() for each in kind_.types}
     else:
         known = dict(KINDS[kind].types)
     if name not in known:
-        if kind == "OTHER":
-            return AttributeTest(name, sign, values)
         whose = "No layer has" if kind == ANY else f"{kind} has no"
         hint = f"It has {', '.join(known)}." if known and kind != ANY else None
         raise QueryError(

@@ -60,6 +60,8 @@ def constant(binder: Binder, value: Any, place: tree.Tree) -> Constant:
         raise binder.error(f"A query cannot use the value {value!r:.60}.", place.span)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
         raise binder.error("The number is too large.", place.span)
+    if type_ == "list":
+        value = tuple(constant(binder, item, place).value for item in value)
     return Constant(value, type_, span=place.span)
 
 
@@ -75,7 +77,7 @@ def _list(binder: Binder, found: tree.List) -> Expression:
     items = [binder.bind_expression(item) for item in found.items]
     if not all(isinstance(item, Constant) for item in items):
         raise binder.error("A list of expressions can only stand after in.", found.span)
-    return Constant([item.value for item in items if isinstance(item, Constant)], "list", span=found.span)
+    return Constant(tuple(item.value for item in items if isinstance(item, Constant)), "list", span=found.span)
 
 
 def _negative(binder: Binder, negative: tree.Negative) -> Expression:

@@ -19,7 +19,7 @@ from typing import Any
 from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError, nearest
 from regatta.paths import VERSION_LOG
 from regatta.repo.catalog import entries
-from regatta.repo.catalog.migrations import OLDEST_READABLE, STEPS, migrate, steps_done
+from regatta.repo.catalog.migrations import OLDEST_READABLE, STEPS, add_layer_names, migrate, steps_done
 from regatta.repo.catalog.names import REFERENCE_FORMS, possible_meanings
 from regatta.repo.catalog.networks import NetworkRows, canonical_json
 from regatta.repo.catalog.queries import VERSION, Filters
@@ -271,6 +271,37 @@ class Catalog(Database):
             f"JOIN model_version d ON d.key = p.derived {chosen}ORDER BY d.key, b.key"
         )
         return tuple(Link(*row) for row in self._all(query, *(() if keys is None else (json.dumps(list(keys)),))))
+
+    def of_keys(self, keys: Iterable[int]) -> list[Version]:
+        """The versions with these keys, oldest first."""
+        query = f"SELECT {VERSION} FROM model_version v WHERE v.key IN (SELECT value FROM json_each(?)) ORDER BY v.key"
+        return self._versions(query, json.dumps(list(keys)))
+
+    def select(
+        self, statement: str, values: Sequence[Any], functions: Iterable[tuple[str, int, Callable[..., Any]]] = ()
+    ) -> list[tuple[Any, ...]]:
+        """The rows of a query's statement, which may call these functions: (name, number of arguments, function)."""
+        with self._lock:
+            with self._executing():
+                for name, count, function in functions:
+                    self._db.create_function(name, count, function, deterministic=True)
+                self._derive_layer_names()
+            # A handler in Python lets Ctrl-C end a long statement.
+            self._db.set_progress_handler(lambda: 0, 100_000)
+            try:
+                return self._db.execute(statement, values).fetchall()
+            except sqlite3.OperationalError as error:
+                raise UsageError(f"SQLite cannot run the query: {error}.", hint="Simplify it.") from error
+            except sqlite3.DatabaseError as error:
+                raise self._translate(error) from error
+            finally:
+                self._db.set_progress_handler(None, 0)
+
+    def _derive_layer_names(self) -> None:
+        """A catalog of an earlier version that is open for reading gets the table of its names beside the file."""
+        tables = "SELECT name FROM sqlite_master UNION SELECT name FROM sqlite_temp_master"
+        if self.read_only and not self._all(f"SELECT 1 FROM ({tables}) WHERE name = 'layer_name'"):
+            add_layer_names(self._db, temporary=True)
 
     # What belongs to a version
 

@@ -107,12 +107,20 @@ CREATE INDEX edge_by_source ON edge (network, source);
 """
 
 
-def _add_layer_names(db: sqlite3.Connection) -> None:
-    """Other names of layers (regatta/network/aliases.py), and the edges by source: queries look for both."""
+def add_layer_names(db: sqlite3.Connection, temporary: bool = False) -> None:
+    """Other names of layers (regatta/network/aliases.py), and the edges by source: queries look for both.
+
+    Temporary ones are for catalogs that cannot be upgraded, since they are open for reading only.
+    """
     from regatta.network.aliases import other_names
 
-    for statement in _statements(_LAYER_NAMES):
-        db.execute(statement)
+    if temporary:
+        db.execute(
+            "CREATE TEMP TABLE layer_name (network TEXT, node TEXT, name TEXT, PRIMARY KEY (network, node, name))"
+        )
+    else:
+        for statement in _statements(_LAYER_NAMES):
+            db.execute(statement)
     rows = db.execute("SELECT network, node, kind, name FROM node ORDER BY network, position").fetchall()
     for network, nodes in groupby(rows, key=lambda row: row[0]):
         names = other_names(row[1:] for row in nodes)
@@ -120,7 +128,7 @@ def _add_layer_names(db: sqlite3.Connection) -> None:
 
 
 Step = str | Callable[[sqlite3.Connection], None]
-STEPS: tuple[Step, ...] = (_RELATIONS, _LOG_POSITION, _add_layer_names)
+STEPS: tuple[Step, ...] = (_RELATIONS, _LOG_POSITION, add_layer_names)
 OLDEST_READABLE = 1  # the steps that a catalog must have to be read, in a folder where it cannot be upgraded
 
 

@@ -1,0 +1,208 @@
+"""Layers: selectors, steps and tests as conditions on the tables `node`, `edge` and `layer_name`.
+
+A path of single steps is a join. Its tables are read in a fixed order (CROSS JOIN): from the end that is tested if
+its kind is known, since few layers are of one kind, and otherwise from the selector.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from regatta.dql import bound
+from regatta.dql.selectors import SelectorPattern
+from regatta.dql.sql.expressions import SqlWriter
+from regatta.dql.sql.statement import junction
+from regatta.dql.templates import NodeTest
+
+MAX_GLOBS = 8  # that are written out; more are one test in Python
+_AMBIGUOUS = "shape"  # the table has the shape of the output where a kind has no shape of its own
+
+
+def some_layers(writer: SqlWriter, nodes: bound.Nodes) -> str:
+    """Whether a path leads to any layer."""
+    return f"EXISTS (SELECT 1 {_path(writer, nodes, (), False)})"
+
+
+def count_layers(writer: SqlWriter, nodes: bound.Nodes) -> str:
+    last: list[str] = []
+    path = _path(writer, nodes, (), False, ends=last)
+    return f"(SELECT COUNT(DISTINCT {last[-1]}.node) {path})"
+
+
+def has_layers(writer: SqlWriter, has: bound.Has) -> str:
+    """Some layer of the path passes a test; or from every selected layer a path leads to one that does."""
+    if not has.every:
+        return f"EXISTS (SELECT 1 {_path(writer, has.nodes, has.tests, True)})"
+    start = writer.parts.row("n")
+    selected = _selected(writer, has.nodes, start)
+    fails = f"EXISTS (SELECT 1 FROM {selected} AND NOT {_holds_from(writer, start, has)})"
+    other = writer.parts.row("n")
+    return f"(EXISTS (SELECT 1 FROM {_selected(writer, has.nodes, other)}) AND NOT {fails})"
+
+
+def count_has(writer: SqlWriter, has: bound.Has) -> str:
+    """For how many selected layers it holds."""
+    start = writer.parts.row("n")
+    return f"(SELECT COUNT(*) FROM {_selected(writer, has.nodes, start)} AND {_holds_from(writer, start, has)})"
+
+
+def _selected(writer: SqlWriter, nodes: bound.Nodes, row: str) -> str:
+    """FROM and WHERE of the layers that the selector names."""
+    network = writer.column_of_version(nodes.model, "{row}.network")
+    return f"node {row} WHERE {row}.network = {network} AND {_is_named(writer, nodes.selector, row)}"
+
+
+def _holds_from(writer: SqlWriter, start: str, has: bound.Has) -> str:
+    """Whether a path from this layer leads to one that passes a test."""
+    if not has.nodes.steps:
+        return _passes(writer, has.tests, start)
+    joins, conditions, end = _steps(writer, has.nodes.steps, start)
+    conditions.append(_passes(writer, has.tests, end))
+    return f"EXISTS (SELECT 1 FROM {' CROSS JOIN '.join(joins)} WHERE {' AND '.join(conditions)})"
+
+
+def _path(
+    writer: SqlWriter, nodes: bound.Nodes, tests: Sequence[NodeTest], tested: bool, ends: list[str] | None = None
+) -> str:
+    """FROM and WHERE of the layers from the selector to the end of the path."""
+    start = writer.parts.row("n")
+    network = writer.column_of_version(nodes.model, "{row}.network")
+    joins, conditions, end = _steps(writer, nodes.steps, start)
+    named = _is_named(writer, nodes.selector, start)
+    passed = [_passes(writer, tests, end)] if tested else []
+    if ends is not None:
+        ends.append(end)
+    single = all(step.least == step.most == 1 for step in nodes.steps)
+    backwards = single and bool(nodes.steps) and bool(tests) and all(test.kind is not None for test in tests)
+    tables = [f"node {start}", *joins]
+    if backwards:
+        tables.reverse()
+        first, wanted = [f"{end}.network = {network}", *passed], [*conditions, f"{start}.network = {network}", named]
+    else:
+        first, wanted = [f"{start}.network = {network}", named], [*conditions, *passed]
+    return f"FROM {' CROSS JOIN '.join(tables)} WHERE {' AND '.join([*first, *wanted])}"
+
+
+def _steps(writer: SqlWriter, steps: Sequence[bound.Step], start: str) -> tuple[list[str], list[str], str]:
+    """The tables and conditions of a path from a layer, and the row of its last layer."""
+    tables: list[str] = []
+    conditions: list[str] = []
+    here = start
+    for step in steps:
+        after = writer.parts.row("n")
+        mine, theirs = ("source", "target") if step.forward else ("target", "source")
+        if step.least == step.most == 1:
+            edge = writer.parts.row("e")
+            tables += [f"edge {edge}", f"node {after}"]
+            conditions += [
+                f"{edge}.network = {here}.network AND {edge}.{mine} = {here}.node",
+                f"{after}.network = {edge}.network AND {after}.node = {edge}.{theirs}",
+            ]
+        else:
+            tables.append(f"node {after}")
+            conditions.append(
+                f"{after}.network = {here}.network AND {after}.node IN ({_reached(writer, step, here, mine, theirs)})"
+            )
+        if step.test is not None:
+            conditions.append(_passes(writer, (step.test,), after))
+        here = after
+    return tables, conditions, here
+
+
+def _reached(writer: SqlWriter, step: bound.Step, here: str, mine: str, theirs: str) -> str:
+    """The layers that are reached from one in `least` to `most` steps; a network has no cycles."""
+    reach = writer.parts.row("reach")
+    last = step.least if step.most is None else step.most
+    walk = (
+        f"{reach} (node, depth) AS (SELECT {here}.node, 0 UNION SELECT edge.{theirs}, depth + 1 FROM {reach} "
+        f"JOIN edge ON edge.network = {here}.network AND edge.{mine} = {reach}.node WHERE depth < {int(last)})"
+    )
+    found = f"SELECT node FROM {reach} WHERE depth >= {int(step.least)}"
+    if step.most is not None:
+        return f"WITH RECURSIVE {walk} {found}"
+    more = writer.parts.row("reach")
+    return (
+        f"WITH RECURSIVE {walk}, {more} (node) AS ({found} UNION SELECT edge.{theirs} FROM {more} "
+        f"JOIN edge ON edge.network = {here}.network AND edge.{mine} = {more}.node) SELECT node FROM {more}"
+    )
+
+
+# One layer
+
+
+def _is_named(writer: SqlWriter, pattern: SelectorPattern, row: str) -> str:
+    """Whether a selector names a layer: by its id, name, kind or another name."""
+    others = f"EXISTS (SELECT 1 FROM layer_name o WHERE o.network = {row}.network AND o.node = {row}.node AND {{}})"
+    columns = [f"{row}.node", f"{row}.name", f"{row}.kind"]
+    if all(part.wildcard is None for part in pattern.parts):
+        texts = ", ".join(writer.parts.bind(text) for text in pattern.texts())
+        tests = [f"{column} IN ({texts})" for column in columns]
+        return junction("OR", [*tests, others.format(f"o.name IN ({texts})")])
+    globs = pattern.globs()
+    if len(globs) > MAX_GLOBS:
+        match = _cached(lambda name: bool(name) and pattern.match((name,)) is not None)
+        name = writer.parts.row("dql_selects")
+        tests = [writer.parts.call(match, column, name=name) for column in columns]
+        return junction("OR", [*tests, others.format(writer.parts.call(match, "o.name", name=name))])
+    values = [writer.parts.bind(glob) for glob in globs]
+    tests = [f"{column} GLOB {value}" for column in columns for value in values]
+    return junction("OR", [*tests, others.format(junction("OR", [f"o.name GLOB {value}" for value in values]))])
+
+
+def _passes(writer: SqlWriter, tests: Sequence[NodeTest], row: str) -> str:
+    """Whether a layer passes one of the tests."""
+    return junction("OR", [_passes_one(writer, test, row) for test in tests])
+
+
+def _passes_one(writer: SqlWriter, test: NodeTest, row: str) -> str:
+    conditions = []
+    if test.kind is not None:
+        conditions.append(f"{row}.kind = {writer.parts.bind(test.kind)}")
+    if test.name is not None:
+        conditions.append(_is_named(writer, test.name, row))
+    if test.attributes:
+        conditions.append(_attributes_pass(writer, test, row))
+    return junction("AND", conditions) if conditions else "1"
+
+
+def _attributes_pass(writer: SqlWriter, test: NodeTest, row: str) -> str:
+    """Hyperparameters are tested in Python, each distinct text of them once."""
+    name = writer.parts.row("dql_layer")
+    if any(each.name == _AMBIGUOUS for each in test.attributes):
+        arguments = (f"(SELECT json FROM network WHERE hash = {row}.network)", f"{row}.node")
+        return writer.parts.call(_cached(_own_attributes(test)), *arguments, name=name)
+
+    def passes(kind: str, attributes: str) -> bool:
+        return test.matches_attributes(kind, plain(json.loads(attributes)))
+
+    if test.kind is not None:
+        known = test.kind
+        return writer.parts.call(_cached(lambda text: passes(known, text)), f"{row}.attributes", name=name)
+    return writer.parts.call(_cached(passes), f"{row}.kind", f"{row}.attributes", name=name)
+
+
+def _own_attributes(test: NodeTest) -> Callable[[str, str], bool]:
+    """A test of a layer in the JSON of its network, where the shape of its output is not among its attributes."""
+    layers = lru_cache(maxsize=4)(lambda text: {node["id"]: node for node in json.loads(text)["nodes"]})
+
+    def passes(network: str, node: str) -> bool:
+        layer = layers(network)[node]
+        return test.matches_attributes(layer["kind"], plain(layer.get("attributes") or {}))
+
+    return passes
+
+
+def plain(value: Any) -> Any:
+    """JSON as attributes of layers have it: lists are tuples."""
+    if isinstance(value, list):
+        return tuple(plain(item) for item in value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def _cached(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lru_cache(maxsize=100_000)(function)
