@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import math
 import os
 import pickle
 import signal
@@ -24,14 +25,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from regatta.engine.workers.fork_server import PID, SIZE, STATUS, ForkRequest, receive
 
 START_TIMEOUT_S = 120.0  # for a template to import everything, on a busy machine
+MAX_STOPPED_S = 10.0  # of a template that a signal has stopped, while the controller waits for it
 MAX_SERVERS = 2  # templates that are kept, for the settings used last
 MAX_START_ATTEMPTS = 2  # of a template that dies before it forks anything
 # Variables that change all the time and that no library of a template reads when it is loaded; scikit-learn sets those
@@ -73,6 +77,7 @@ class ForkedProcess:
     def wait(self) -> int:
         """Wait for the end of the process, of which the template has killed the group by then."""
         if self.returncode is None:
+            self._server.await_answer(self._channel)
             try:
                 self.returncode = os.waitstatus_to_exitcode(STATUS.unpack(receive(self._channel, STATUS.size))[0])
             except (EOFError, ConnectionResetError):  # the template is dead, and the kernel has killed the worker
@@ -92,6 +97,13 @@ class ForkedProcess:
 
 def is_supported() -> bool:
     return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+def is_stopped(pid: int, by: str = "Tt") -> bool:
+    """Whether a process was stopped, so that it cannot do its work: by a signal (T) or by a debugger (t)."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in by
+    return False
 
 
 def expect_workers(environment: Mapping[str, str], preload: str) -> None:
@@ -179,6 +191,7 @@ class _Server:
                 channel.sendall(message)
             finally:
                 os.close(folder)
+            self.await_answer(channel, START_TIMEOUT_S)
             answer, pidfds, _, _ = socket.recv_fds(channel, PID.size, 1)
             if len(answer) < PID.size:
                 raise EOFError("it ended before it answered")
@@ -191,6 +204,18 @@ class _Server:
         os.set_inheritable(pidfds[0], False)
         self.answered = True
         return ForkedProcess(self, channel, PID.unpack(answer)[0], pidfds[0])
+
+    def await_answer(self, channel: socket.socket, timeout: float = math.inf) -> None:
+        """Wait for an answer, or for the end of the template: if a signal has stopped it for too long, it is killed."""
+        begin, stopped_since = time.monotonic(), None
+        while not wait([channel], MAX_STOPPED_S / 4) and time.monotonic() < begin + timeout:
+            if not is_stopped(self.process.pid):
+                stopped_since = None
+            elif stopped_since is None:
+                stopped_since = time.monotonic()
+            elif time.monotonic() - stopped_since >= MAX_STOPPED_S:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.process.pid, signal.SIGKILL)  # with it end the workers that it has forked
 
     def close(self) -> str:
         """End the template, and with it what it has forked; what it printed."""

@@ -27,6 +27,7 @@ from regatta.cluster import Cluster
 from regatta.data.availability import find_partitions
 from regatta.engine.messages import Event, Task, WorkerLost, WorkerReady, WorkerSetup
 from regatta.engine.workers.base import refuse
+from regatta.engine.workers.fork_client import is_stopped
 from regatta.engine.workers.start_process import StartedProcess, preload_for, start_process
 from regatta.engine.workers.worker_main import MAIN, Socket, WorkerArguments
 from regatta.errors import PausedError, RegattaError
@@ -123,7 +124,7 @@ class ProcessPool:
     def end(self, worker: str, reason: str) -> bool:
         member = self._members.get(worker)
         if member is not None:
-            member.stopped = member.pid is not None and _is_stopped(member.pid)
+            member.stopped = member.pid is not None and is_stopped(member.pid)
             member.reason = f"{reason}, for it was stopped by a signal" if member.stopped else reason
             member.kill()
         return member is not None
@@ -166,7 +167,7 @@ class ProcessPool:
             return
         self._next_look = now + MAX_STOPPED_S / 4
         for name, member in self._members.items():
-            if member.pid is None or not _is_stopped(member.pid, by="T"):
+            if member.pid is None or not is_stopped(member.pid, by="T"):
                 member.stopped_since = None
             elif member.stopped_since is None:
                 member.stopped_since = now
@@ -263,13 +264,6 @@ class ProcessPool:
 def _send(connection: Socket, message: Any) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the death of the worker comes as an event
         connection.send(message)
-
-
-def _is_stopped(pid: int, by: str = "Tt") -> bool:
-    """Whether a process was stopped, so that it cannot do its work: by a signal (T) or by a debugger (t)."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in by
-    return False
 
 
 def _count_kills_for_memory() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,6 +189,34 @@ def test_a_template_that_is_killed_takes_its_workers_along_and_is_replaced(probe
     os.close(read)
     assert probe.ask("facts")["answer"] == 1
     assert "new interpreter" not in probe.log.read_text()
+
+
+def test_a_template_that_a_signal_stops_is_replaced(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller waits for a start, or for the end of a worker, and the template would never answer."""
+    monkeypatch.setattr(fork_client, "MAX_STOPPED_S", 0.2)
+    process, read = probe.start("waits")
+    assert os.read(read, 1) == b"1"
+    os.close(read)
+    server = _parent(process.pid)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        process.kill()
+        ends: list[int] = []
+        threading.Thread(target=lambda: ends.append(process.wait()), daemon=True).start()
+        assert soon(lambda: ends == [-signal.SIGKILL])
+        assert probe.ask("facts")["answer"] == 1
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGCONT)
+    (server,) = fork_servers(os.getpid())
+    os.kill(server, signal.SIGSTOP)
+    try:
+        starts: list[Any] = []
+        threading.Thread(target=lambda: starts.append(probe.ask("facts")["answer"]), daemon=True).start()
+        assert soon(lambda: starts == [1])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGCONT)
 
 
 def test_without_a_template_there_are_fresh_interpreters(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
