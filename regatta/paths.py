@@ -17,6 +17,7 @@
     journal.jsonl           all that happened; lock is held by the controller
     sweep.pkl               the sweep, to resume and replay
     states/ logs/           states of models, output of workers
+    models/                 networks and weights that its models start from, where the sweep has no model_fn
     requests/ door.json     requests to the controller, and where it listens
     keeper.lock             one process at a time moves states into the store
 """
@@ -64,6 +65,7 @@ SWEEP = "sweep.pkl"
 CODE = "code.json"  # of the modules that a run needs; see engine/module_code.py
 RUN_LOCK = "lock"
 STATES = "states"
+MODELS = "models"
 STATE_SUFFIX = ".safetensors"
 LOGS = "logs"
 MEETINGS = "meetings"  # below logs: where members of a group find each other

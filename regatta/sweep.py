@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 from blake3 import blake3
@@ -64,6 +64,7 @@ from regatta.paths import (
     JOURNAL,
     LOGS,
     MEETINGS,
+    MODELS,
     PROFILES,
     RUN_NAME,
     RUNS,
@@ -81,6 +82,9 @@ from regatta.run import Run
 from regatta.search.base import Goal, Search, Train
 from regatta.search.predict import describe_forecast_limits, forecast
 from regatta.sinks import Sink, following, usable_sinks
+
+if TYPE_CHECKING:
+    from regatta.repo import Version
 
 NETWORKS_S, NETWORKS_SHARE = 0.25, 0.01  # reading networks at the end of a run may take this long, or this share of it
 COMPILER_LOAD_S = 3.0  # PyTorch takes this long to load its compiler
@@ -119,6 +123,8 @@ class Sweep:
     - `pack` trains small models together, each exactly as if alone: where it pays (None), never, always, or at most
       this many. `numerics="fast"` allows plans whose weights differ by rounding: several workers train one model.
     - `sinks` say where else results go: `["tensorboard", "mlflow", "csv:results.csv"]`, or objects of `regatta.sinks`.
+    - `base` is the version that the models come from: those of the run become its children in the lineage. Where they
+      come from several, it is a dict of versions by the value `config["model"]`.
     """
 
     @refuses_unknown_names
@@ -148,6 +154,7 @@ class Sweep:
         pack: bool | int | None = None,
         numerics: Literal["exact", "fast"] = "exact",
         sinks: str | Sink | Iterable[str | Sink] = (),
+        base: str | Version | Mapping[str, str | Version] | None = None,
     ) -> None:
         remedy = "Make one: regatta.Dataset.from_arrays(x, y, partitions=4)"
         check_argument("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset", remedy)
@@ -197,6 +204,7 @@ class Sweep:
         self.pack = pack
         self.numerics = numerics
         self.sinks = usable_sinks(sinks)
+        self.base = _base_ids(base, repo)
         self._check()
 
     def __repr__(self) -> str:
@@ -210,6 +218,7 @@ class Sweep:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attributes of runs that were saved by earlier versions get their present names."""
+        self.base = {}  # earlier versions had none
         vars(self).update({_RENAMED_ATTRIBUTES.get(name, name): value for name, value in state.items()})
 
     @property
@@ -424,7 +433,10 @@ class Sweep:
 
     def _new_folder(self, runs: Path) -> Path:
         folder = new_folder(runs, self.name, self.dataset.name)
+        move_models = getattr(self.recipe.model_fn, "move_to", None)  # where it reads models from files of the run
         try:
+            if move_models is not None:
+                move_models(folder)
             (folder / SWEEP).write_bytes(self._pickle(project_folder(runs.parent)))
             write_code(folder, self._code())
         except BaseException:
@@ -477,6 +489,9 @@ class Sweep:
         """
         from regatta.frameworks.outlines import outlines
 
+        network_of = getattr(self.recipe.model_fn, "network_of", None)
+        if network_of is not None:
+            return {config.id: network_of(config.values) for config in record.configs.values()}
         column = self.dataset.columns[0] if self.dataset.columns and not self.recipe.input_fn else None
         example = None if column is None else (column.dtype, column.shape)
         configs = {config.id: config.values for config in record.configs.values()}
@@ -489,6 +504,8 @@ class Sweep:
         """
         if not run.record.units or not (run.folder / JOURNAL).exists():
             return 0.0
+        if (run.folder / MODELS).is_dir():
+            return math.inf  # they are in files
         share = NETWORKS_SHARE * run.record.resources().wall
         if "torch._dynamo" in sys.modules:
             return max(NETWORKS_S, share)
@@ -523,6 +540,7 @@ class Sweep:
             "cluster": cluster.describe(),
             "versions": {"python": platform.python_version(), **libraries},
             "path": str(modules.relative_to(project) if modules.is_relative_to(project) else modules),
+            **({"base": self.base} if self.base else {}),
         }
 
     def _check(self) -> None:
@@ -531,23 +549,23 @@ class Sweep:
         configs = self.configs()
         if not configs:
             raise UsageError("The search has no configuration to begin with.")
-        if self.name is not None and not (isinstance(self.name, str) and RUN_NAME.fullmatch(self.name)):
-            raise UsageError(f"A run cannot be named {brief(self.name)}; use letters, digits, '.', '-' and '_'.")
         if self.dataset.choice is not None:
             for config in configs.values():
                 self.dataset.choice.of(config)
             if self.recipe.transform_fn is not None or self.share.always:
                 raise UsageError("Preprocessing is not shared, and no transform_fn called, for several data sets.")
+        if self.name is not None and not (isinstance(self.name, str) and RUN_NAME.fullmatch(self.name)):
+            raise UsageError(f"A run cannot be named {brief(self.name)}; use letters, digits, '.', '-' and '_'.")
         if self.recipe.train_fn is None:
             for config in configs.values():
                 check_batch_size(config)
-
-    def _pickle(self, project: Path) -> bytes:
         elif getattr(self.search, "counts_iterations", False):
             raise UsageError(
                 "A rule of the search counts iterations, but train_fn makes its own batches.",
                 hint='Count epochs: top(5, "loss", 3, "epochs").',
             )
+
+    def _pickle(self, project: Path) -> bytes:
         """The sweep for the folder of its run. Data inside the project is found again after the project was moved."""
         try:
             portable = copy.copy(self)
@@ -587,6 +605,7 @@ def launch(
     pack: bool | int | None = None,
     numerics: Literal["exact", "fast"] = "exact",
     sinks: str | Sink | Iterable[str | Sink] = (),
+    base: str | Version | Mapping[str, str | Version] | None = None,
     wait: bool = True,
     progress: bool = True,
     resume: bool = True,
@@ -620,6 +639,7 @@ def launch(
         pack=pack,
         numerics=numerics,
         sinks=sinks,
+        base=base,
     )
     return sweep.launch(wait, progress, resume, changed_code)
 
@@ -638,6 +658,17 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:  # the package has another name, such as tensorflow-cpu
         return str(getattr(sys.modules[package], "__version__", "unknown"))
+
+
+def _base_ids(base: str | Version | Mapping[str, str | Version] | None, repo: str | Path | None) -> dict[str, str]:
+    """The ids of base versions by the value `model` of configurations; of a single one under an empty text."""
+    if base is None:
+        return {}
+    from regatta.repo import Repo
+
+    named = base if isinstance(base, Mapping) else {"": base}
+    with Repo.open(repo) as opened:
+        return {str(model): opened.resolve(version).id for model, version in named.items()}
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import regatta
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.configuration import config_id
 from regatta.errors import ConflictError, DataError, NotFoundError, UsageError
+from regatta.repo import Repo
 from regatta.run import list_runs
 
 SPACE = {"lr": [0.01, 0.1], "batch_size": [5]}
@@ -553,3 +554,54 @@ def test_a_run_named_after_any_folder_can_be_opened(tmp_path: Path) -> None:
     assert open_run(run.name, tmp_path / "repo").find({"batch_size": np.int64(5)}).status == "done"
     with pytest.raises(UsageError, match="name is 'a/b'"):
         Dataset.from_paths([part.path for part in made.train], name="a/b")
+
+
+# -- where models come from ---------------------------------------------------------------------------------
+
+
+def parents(repo: Path, version: str | None) -> list[tuple[str, str]]:
+    with Repo.open(repo) as opened:
+        assert version is not None
+        links = opened.catalog.links([opened.resolve(version).key])
+        return [(opened.catalog.of_id(link.base).name, link.kind) for link in links]
+
+
+def test_versions_of_a_run_are_children_of_its_base(data: Dataset, tmp_path: Path) -> None:
+    with Repo.at(tmp_path) as repo:
+        first, second = (repo.commit(name, {"w": np.zeros(3, np.float32)}, git=False) for name in ("one", "two"))
+    run = launch(data, tmp_path, base="one", name="single")
+    assert [parents(tmp_path, run.version(config)) for config in run.record.configs] == [[("one", "trained")]] * 2
+    assert run.record.header["base"] == {"": first.id}
+    space = search.grid(model=["a", "b", "c"], batch_size=[5])
+    several = launch(data, tmp_path, space, base={"a": first, "b": second.id[:12]}, name="several", resume=False)
+    found = {c.values["model"]: parents(tmp_path, several.version(c.id)) for c in several.record.configs.values()}
+    assert found == {"a": [("one", "trained")], "b": [("two", "trained")], "c": []}
+
+
+def test_a_clone_is_a_child_of_its_parent_and_not_of_the_base(data: Dataset, tmp_path: Path) -> None:
+    with Repo.at(tmp_path) as repo:
+        repo.commit("one", {"w": np.zeros(3, np.float32)}, git=False)
+    run = launch(data, tmp_path, search.grid(lr=[0.01], batch_size=[5]), base="one", name="run")
+    run.clone({"lr": 0.01, "batch_size": 5}, {"lr": 0.02}, epochs=1)
+    resumed = open_run("run", tmp_path).go_on(progress=False)
+    clone = config_id({"lr": 0.02, "batch_size": 5})
+    assert [kind for _, kind in parents(tmp_path, resumed.version(clone))] == ["clone"]
+
+
+def test_a_base_that_is_not_there(data: Dataset, tmp_path: Path) -> None:
+    with Repo.at(tmp_path) as repo:
+        repo.commit("alexnet", {"w": np.zeros(3, np.float32)}, git=False)
+    with pytest.raises(NotFoundError, match="Did you mean alexnet"):
+        launch(data, tmp_path, base="alexnt")
+
+
+def test_a_base_that_was_deleted_leaves_versions_without_a_parent(data: Dataset, tmp_path: Path) -> None:
+    with Repo.at(tmp_path) as repo:
+        version = repo.commit("one", {"w": np.zeros(3, np.float32)}, git=False)
+    sweep = Sweep(
+        data, search.grid(**SPACE), model_fn, loss_fn=loss_fn, cluster=Cluster.inline(1), repo=tmp_path, base=version
+    )
+    with Repo.open(tmp_path) as repo:
+        repo.delete(version)
+    run = sweep.launch(progress=False)
+    assert [parents(tmp_path, run.version(config)) for config in run.record.configs] == [[], []]

@@ -6,7 +6,8 @@ Whatever is not in the journal has not happened.
 
 | event   | fields besides `time`                                                                          |
 |---------|------------------------------------------------------------------------------------------------|
-| run     | version, name, sweep, seed, epochs, metric, mode, rule, search, dataset, cluster, versions, path |
+| run     | version, name, sweep, seed, epochs, metric, mode, rule, search, dataset, cluster, versions,    |
+|         | path; base: the ids of the versions that its models come from, by the value `model`            |
 | resume  | pid: another controller continues the run                                                      |
 | worker  | worker, state (up, down); up: pid, device, threads, train, eval, of groups width and members;  |
 |         | down: reason, or regroups if it goes on in another group                                       |

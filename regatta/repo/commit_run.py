@@ -167,10 +167,18 @@ class _RunCommit:
     def _parents(self, config: ConfigRecord) -> list[Link]:
         parent = config.parent or self.clones.get(config.id)
         if parent is None:
-            return []
+            return self._base(config)
         warm = "" if config.parent_epoch is None else f" after epoch {config.parent_epoch}"
         kind = "clone" if config.id in self.clones else "child"  # requested by a user, or by the search
         return [Link(version_id(self.series, parent), "", kind, config.parent_epoch, f"{kind} of {parent}{warm}")]
+
+    def _base(self, config: ConfigRecord) -> list[Link]:
+        """The version that a configuration's model comes from, if the sweep was given one that is still there."""
+        bases = self.record.header.get("base", {})
+        base = bases.get(str(config.values.get("model")), bases.get(""))
+        if base is None or not self.repo.catalog.has(base):
+            return []
+        return [Link(base, "", "trained", None, f"trained in run {self.record.name}")]
 
     def _size(self, config: ConfigRecord, states: list[SnapshotRecord]) -> tuple[int | None, int | None]:
         if not states:

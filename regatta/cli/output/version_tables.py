@@ -173,7 +173,7 @@ def git_text(git: Mapping[str, Any], changed: str) -> str:
 
 def _link_text(link: Link, names: Mapping[str, str]) -> str:
     epoch = "" if link.epoch is None else f" after epoch {link.epoch}"
-    what = {"derived": "derived from", "copy": "copy of", "clone": "clone of", "child": "child of"}
+    what = {"derived": "derived from", "copy": "copy of", "clone": "clone of", "child": "child of", "trained": "trained from"}
     return f"{what.get(link.kind, link.kind)} {names.get(link.base, link.base[:SHORT])}{epoch}"
 
 
