@@ -203,6 +203,7 @@ def _started(folder: Path, name: str, epochs: int = 4) -> subprocess.Popen[bytes
 def _battered(folder: Path, name: str, calm: Run, luck: random.Random) -> Toll:
     """One run under fire until it has ended."""
     toll = Toll()
+    frozen: list[int] = []
     process = _started(folder, name)
     journal = folder / "runs" / name / "journal.jsonl"
     while True:
@@ -222,11 +223,16 @@ def _battered(folder: Path, name: str, calm: Run, luck: random.Random) -> Toll:
             if luck.random() < 0.5:
                 toll.torn += _tear(journal, luck)
         elif draw < 0.35:
-            toll.frozen += _freeze_one(_children(process.pid), luck)
+            frozen += (one := _freeze_one(_children(process.pid), luck))
+            toll.frozen += len(one)
         elif draw < 0.4:
             toll.full += _fill(folder, luck)
         else:
             toll.workers += _kill_one(_children(process.pid), luck)
+    for pid in frozen:  # a process that forks workers may stay stopped when its controller is killed
+        if b"fork_server import main" in _command(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     _examine(folder, name, calm, toll)
     return toll
 
@@ -259,10 +265,10 @@ def _kill_one(pids: list[int], luck: random.Random) -> int:
     return 0
 
 
-def _freeze_one(pids: list[int], luck: random.Random) -> int:
+def _freeze_one(pids: list[int], luck: random.Random) -> list[int]:
     """Stop a process by a signal; it goes on after a while, or is killed, or stays so."""
     if not pids:
-        return 0
+        return []
     pid = luck.choice(pids)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
@@ -270,8 +276,8 @@ def _freeze_one(pids: list[int], luck: random.Random) -> int:
         after = luck.choice((signal.SIGCONT, signal.SIGKILL, None))
         if after is not None:
             os.kill(pid, after)
-        return 1
-    return 0
+        return [pid]
+    return []
 
 
 def _fill(folder: Path, luck: random.Random) -> int:

@@ -46,7 +46,7 @@ STALLING = {"batch_size": 5, "epoch_steps": 10, "fails": "stall"}
 def kill_a_worker_that_trains(run: Run) -> tuple[str, int]:
     """SIGKILL in the middle of a unit of a good configuration; the worker and its number."""
     good = {config_id(config) for config in GOOD}
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         for worker in list(run.record.workers.values()):
             if worker.running is not None and worker.running[0] == "train" and worker.running[1] in good:
@@ -170,7 +170,7 @@ def test_workers_that_cannot_start_end_the_run_with_their_output(tmp_path: Path,
     with pytest.raises(RegattaError, match="before it could take work, again and again") as caught:
         sweep.launch(progress=False)
     assert "ModuleNotFoundError: No module named 'vanished'" in str(caught.value)
-    assert children(os.getpid()) == before
+    assert soon(lambda: children(os.getpid()) <= before)
     assert open_run("silent", tmp_path).record.status == "failed"
     assert list((tmp_path / "runs" / "silent" / "logs").iterdir()), "its hint points there"
 

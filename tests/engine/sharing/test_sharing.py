@@ -149,7 +149,8 @@ def test_nothing_is_left_behind_by_a_run_that_ends(data: Dataset, tmp_path: Path
     before = children(os.getpid())  # other tests may have some
     run = sweep(data, tmp_path, Sharing(memory=1, disk=ROOM), epochs=1).launch(progress=False)
     assert run.record.status == "done"
-    assert not blocks_open() and not children(os.getpid()) - before
+    assert not blocks_open()
+    wait_for(lambda: not children(os.getpid()) - before)
     assert {file.suffix for file in (run.folder / "logs").rglob("*") if file.is_file()} <= {".log"}
 
 

@@ -93,7 +93,8 @@ def test_workers_that_die_are_lost_with_a_reason_and_come_back(rough: Harness, t
     os.kill(rough.ready[first].info["pid"], signal.SIGKILL)
     rough.pool.submit(second, tasks[1])
     assert lost_and_back(rough, 2) == {first: "was killed by SIGKILL", second: "exited with code 7"}
-    assert not is_running(int((tmp_path / "child").read_text())), "what the dead worker had started goes on"
+    child = int((tmp_path / "child").read_text())
+    assert soon(lambda: not is_running(child)), "what the dead worker had started goes on"
     for task in tasks:
         assert task.state_out is not None
         assert not task.state_out.exists()
@@ -137,7 +138,7 @@ def test_a_worker_that_cannot_start_reports_why(tmp_path: Path, monkeypatch: pyt
     pool.close()
     assert "ModuleNotFoundError: No module named 'vanishing'" in str(caught.value)
     assert f"All it said is in {setup.logs / 'w0.log'}" in str(caught.value)
-    assert children(os.getpid()) == before
+    assert soon(lambda: children(os.getpid()) <= before)
 
 
 def test_a_worker_that_a_signal_stops_is_ended_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +196,7 @@ def input_with(ballast: bytes, path: Path) -> Any:
 def orphaning_loss(weights: Any, batch: Any, config: dict[str, Any]) -> Any:
     """Dies, and leaves a child that has inherited all open files."""
     if os.fork() == 0:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     os.kill(os.getpid(), config["signal"])
     raise AssertionError("not reached")
@@ -214,7 +215,7 @@ def test_a_death_is_noticed_though_a_child_lives_and_the_signal_has_no_name(tmp_
         start = time.monotonic()
         assert pool.events() == [TaskBegun("w0")]
         assert pool.events() == [WorkerLost("w0", "was killed by signal 40")]
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 300, "it has not waited for the child"
     finally:
         pool.close()
 
