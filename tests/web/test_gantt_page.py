@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,37 @@ def test_units_name_their_configuration_and_worker(made: RunRecord) -> None:
         )
     }
     assert found == {(u.config, u.worker, u.kind, u.epoch, u.partition) for u in made.units}
+
+
+def with_absence() -> RunRecord:
+    """Worker w1 is absent in the first and the last quarter of the run."""
+    record = FakeRun().record()
+    start, end = min(unit.start for unit in record.units), max(unit.end for unit in record.units)
+    begin, until = start + (end - start) / 4, end - (end - start) / 4
+    record.units = [u for u in record.units if u.worker != "w1" or (u.start > begin and u.end < until)]
+    record.presence["w1"] = [(begin, until, 1)]
+    return record
+
+
+def test_the_page_says_when_each_worker_was_present() -> None:
+    data = data_of(page(run_of(with_absence())))
+    (whole,), ((begin, until),) = data["present"]
+    assert data["workers"] == ["w0", "w1"]
+    assert whole == [0, pytest.approx(data["resources"]["wall"], abs=1e-5)]
+    assert (begin, until) == (pytest.approx(whole[1] / 4, abs=1e-4), pytest.approx(3 * whole[1] / 4, abs=1e-4))
+    assert sum(data["percentages"].values()) == 100
+
+
+def test_every_unit_is_at_a_time_at_which_its_worker_is_present() -> None:
+    """Also where the clock of a worker is ahead of the controller's."""
+    record = with_absence()
+    until = record.presence["w1"][0][1]
+    late = next(number for number, unit in enumerate(record.units) if unit.worker == "w1")
+    record.units[late] = replace(record.units[late], start=until - 0.01, end=until + 0.02)
+    data = data_of(page(run_of(record)))
+    units = data["units"]
+    for worker, start, end in zip(units["worker"], units["start"], units["end"], strict=True):
+        assert any(a - 1e-5 <= start and end <= b + 1e-5 for a, b in data["present"][worker])
 
 
 def test_nan_and_failures_reach_the_page(made: RunRecord) -> None:

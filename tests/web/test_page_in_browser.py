@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from browser import BROWSER, probed
 from fake_run import FakeRun
 
+from regatta.journal.run_record import WorkerRecord
 from regatta.run import Run
 from regatta.web.gantt_page import page
 
@@ -84,3 +86,37 @@ def test_keys_move_from_unit_to_unit(seen: dict[str, Any]) -> None:
 def test_a_configuration_can_be_kept_highlighted(seen: dict[str, Any]) -> None:
     assert seen["pinned"] == {"lit": [seen["pinned"]["name"]], "pressed": "true", "name": seen["pinned"]["name"]}
     assert seen["unpinned"] == []
+
+
+PRESENCE = """
+
+const canvas = document.querySelector("canvas");
+const pen = canvas.getContext("2d");
+const scale = canvas.width / canvas.clientWidth;
+const filled = (share, row) => {
+  // The share of pixels that are painted, at a share of the time in the row of a worker.
+  const x = Math.round(scale * (93 + share * (canvas.clientWidth - 94)));
+  const [top, bottom] = [scale * (22 + 34 * row + 4), scale * (22 + 34 * row + 30)].map(Math.round);
+  const bytes = pen.getImageData(x, top, Math.round(6 * scale), bottom - top).data;
+  return bytes.filter((value, place) => place % 4 === 3 && value).length / (bytes.length / 4);
+};
+out.filled = [0.12, 0.4, 0.5, 0.6, 0.9].map((share) => filled(share, 1));
+out.figures = document.getElementById("figures").textContent;
+"""
+
+
+def test_a_worker_is_drawn_as_idle_only_while_it_is_present(tmp_path: Path) -> None:
+    """Worker w1 trains nothing: it is there in the middle half of the run."""
+    record = FakeRun(workers=1).record()
+    start, end = min(unit.start for unit in record.units), max(unit.end for unit in record.units)
+    record.workers["w1"] = WorkerRecord("w1")
+    record.presence["w1"] = [(start + (end - start) / 4, end - (end - start) / 4, 1)]
+    early = "<head><script>window.requestAnimationFrame = (draw) => { draw(); return 0; };</script>"
+    text = page(Run(Path("made"), record)).replace("<head>", early)
+    found = probed(text, PRESENCE, tmp_path)
+    assert found["errors"] == []
+    before, *during, after = found["filled"]
+    assert during == [1, 1, 1]
+    assert 0 < before < 0.4 and 0 < after < 0.4, "a line, and at most one of the axis"
+    shares = [int(share) for share in re.findall(r"\((\d+)%\)", found["figures"])]
+    assert len(shares) == 4 and sum(shares) == 100

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,22 @@ def test_the_parts_of_each_workers_time_add_up(made: RunRecord) -> None:
     sums = dict(zip(time["parts"], (sum(column) for column in zip(*time["seconds"], strict=True)), strict=True))
     assert sums["hop"] == pytest.approx(used.hop, rel=1e-4)
     assert sums["idle"] == pytest.approx(used.idle, abs=1e-3)
+
+
+def test_the_parts_of_a_pack_member_take_no_longer_than_its_unit(made: RunRecord) -> None:
+    """It loads the data of all members in more than its share of the time."""
+    made.units = [replace(unit, load_seconds=5.0, hop_seconds=1.0) for unit in made.units]
+    time = page_data(run_of(made))["time"]
+    assert [sum(row) for row in time["seconds"]] == pytest.approx([made.resources().wall] * 2, rel=1e-4)
+
+
+def test_absence_is_no_part_of_a_workers_time(made: RunRecord) -> None:
+    start = min(unit.start for unit in made.units)
+    made.units = [unit for unit in made.units if unit.worker != "w1" or unit.start > start + 0.5]
+    made.presence["w1"] = [(start + 0.5, math.inf, 1)]
+    time = page_data(run_of(made))["time"]
+    wall = made.resources().wall
+    assert [sum(row) for row in time["seconds"]] == pytest.approx([wall, wall - 0.5], rel=1e-4)
 
 
 def test_a_page_of_a_thousand_configurations_stays_small(tmp_path: Path) -> None:
