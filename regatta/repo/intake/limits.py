@@ -18,8 +18,10 @@ MAX_SETTINGS_PARSED = 200_000  # values in a YAML text, each alias counted with 
 MAX_NAMES = 10_000  # metrics or settings by name
 MAX_POINTS = 4_000_000  # values of all metrics
 MAX_NESTED = 100_000  # elements of a tuple in a pickle, those of tuples in it as well
+MAX_LEVELS = 100  # of values in values in a YAML text, and parts of a dotted name in TOML
 MAX_NUMBER_CHARACTERS = 1_000
 _DIGITS = re.compile(rf"[0-9_]{{{MAX_NUMBER_CHARACTERS + 1},}}")
+_DOTTED = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MAX_LEVELS}}}""")
 MAX_TENSOR_GROWTH, SMALL_BYTES = 4, 2**26  # tensors may take this many times the bytes of their file, or SMALL_BYTES
 
 
@@ -47,3 +49,9 @@ def check_numbers(text: str, place: str | Path) -> None:
     """Refuse numbers of very many digits: the time that Python takes for one grows with their square."""
     if (found := _DIGITS.search(text)) is not None:
         check_limit("digits in a number", len(found[0]), MAX_NUMBER_CHARACTERS, place)
+
+
+def check_dotted_names(text: str, place: str | Path) -> None:
+    """Refuse names of very many parts in TOML: the time for one grows with the square of its parts."""
+    if _DOTTED.search(text) is not None:
+        check_limit("parts of a dotted name", MAX_LEVELS + 1, MAX_LEVELS, place)

@@ -13,12 +13,14 @@ from typing import Any, TypeGuard
 
 from regatta.errors import DataError, MissingExtraError
 from regatta.repo.intake.limits import (
+    MAX_LEVELS,
     MAX_LOG_BYTES,
     MAX_NAMES,
     MAX_NUMBER_CHARACTERS,
     MAX_POINTS,
     MAX_SETTINGS_BYTES,
     MAX_SETTINGS_PARSED,
+    check_dotted_names,
     check_json,
     check_limit,
     check_numbers,
@@ -105,6 +107,7 @@ def settings(path: Path, suffix: str) -> object:
     text = text_of(path, MAX_SETTINGS_BYTES)
     if suffix == ".toml":
         check_numbers(text, path)
+        check_dotted_names(text, path)
         try:
             return tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # wrong TOML, or a number of thousands of digits
@@ -226,6 +229,7 @@ def _check_yaml(events: Iterable[Any], path: Path) -> None:
             total += size
         elif isinstance(event, yaml.CollectionStartEvent):
             opened.append((event.anchor, total))
+            check_limit("levels of YAML values", len(opened), MAX_LEVELS, path)  # the reader in C calls itself
             sizes[event.anchor] = None
             total += 1
         elif isinstance(event, yaml.ScalarEvent):

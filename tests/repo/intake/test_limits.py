@@ -71,6 +71,14 @@ ATTACKS = {
     "merges.yaml": (yaml_merges(), "YAML values, each alias counted"),
     "itself.yaml": ("a: &a [*a, *a]\n", "stands for what it is a part of"),
     "sixty.yaml": ("a: " + "1:" * 1_000_000 + "1\n", "characters in a number"),
+    # The reader of YAML calls itself in C for each level, until the process dies.
+    "lists.yaml": ("a: " + "[" * 200_000 + "]" * 200_000, "101 levels of YAML values; 100 is the limit"),
+    "dashes.yaml": ("- " * 200_000 + "a", "101 levels of YAML values; 100 is the limit"),
+    "mappings.yaml": ("{a: " * 200_000 + "}" * 200_000, "101 levels of YAML values; 100 is the limit"),
+    # The time and the memory of the reader of TOML grow with the square of the parts of a name.
+    "name.toml": (".".join(["a"] * 50_000) + " = 1", "101 parts of a dotted name; 100 is the limit"),
+    "quoted.toml": ("x = {a" + ' . "b"' * 50_000 + " = 1}", "101 parts of a dotted name; 100 is the limit"),
+    "table.toml": ("[[" + "'a'." * 50_000 + "b]]", "101 parts of a dotted name; 100 is the limit"),
     "columns.csv": (
         "step," + ",".join(f"c{n}" for n in range(100_000)) + "\n" + "1,2\n" * 100_000,
         "100,001 columns; 10,000 is the limit",
