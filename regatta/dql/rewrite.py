@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from regatta.dql import bound
 from regatta.dql.bound import Bound, Constant
@@ -12,22 +12,33 @@ from regatta.dql.bound import Bound, Constant
 Rewrite = Callable[[Bound], Bound]  # of one part; its own parts are rewritten already
 
 
-def rewrite(query: Bound) -> Bound:
+B = TypeVar("B", bound=Bound)
+
+
+def rewrite(query: B) -> B:
     """Apply every rewrite to every part of a query, innermost first."""
     for step in REWRITES:
-        query = _everywhere(query, step)
+        query = replace_parts(query, step)
     return query
 
 
-def _everywhere(part: Any, step: Rewrite) -> Any:
-    if isinstance(part, tuple):
-        items = tuple(_everywhere(item, step) for item in part)
-        return items if any(new is not old for new, old in zip(items, part, strict=True)) else part
-    if not isinstance(part, Bound):
-        return part
-    old = {each.name: getattr(part, each.name) for each in fields(part)}
-    changed = {name: new for name, value in old.items() if (new := _everywhere(value, step)) is not value}
-    return step(replace(part, **changed) if changed else part)
+def replace_parts(part: Any, step: Rewrite) -> Any:
+    """Apply a function to every part of a part, innermost first; one that stands in two places stays one."""
+    done: dict[int, Any] = {}
+
+    def replaced(old: Any) -> Any:
+        if isinstance(old, tuple):
+            items = tuple(replaced(item) for item in old)
+            return items if any(new is not item for new, item in zip(items, old, strict=True)) else old
+        if not isinstance(old, Bound):
+            return old
+        if id(old) not in done:
+            parts = {each.name: getattr(old, each.name) for each in fields(old)}
+            changed = {name: new for name, value in parts.items() if (new := replaced(value)) is not value}
+            done[id(old)] = step(replace(old, **changed) if changed else old)
+        return done[id(old)]
+
+    return replaced(part)
 
 
 def remove_double_negation(part: Bound) -> Bound:
@@ -100,7 +111,38 @@ def _is_constant(part: Bound, value: bool) -> bool:
     return isinstance(part, Constant) and part.type == "boolean" and part.value is value
 
 
+def merge_nested_selects(part: Bound) -> Bound:
+    """from (select m where a) n where b: from versions n where a and b, if the nested query does no more than that."""
+    if not isinstance(part, bound.BoundSelect):
+        return part
+    for place, source in enumerate(part.sources):
+        if isinstance(source, bound.QuerySource) and _only_filters(source.query):
+            inner, outer = source.query.sources[0], source.variable
+            where = _renamed(source.query.where, inner.variable, outer)
+            conditions = tuple(each for each in (where, part.where) if each is not None)
+            made = replace(inner, variable=outer)
+            part = replace(
+                part,
+                sources=(*part.sources[:place], made, *part.sources[place + 1 :]),
+                where=bound.And(conditions) if len(conditions) == 2 else (conditions or (None,))[0],
+            )
+    return part
+
+
+def _only_filters(query: bound.BoundSelect) -> bool:
+    """Whether a query is all versions of one source, in their order, for which a condition holds."""
+    if len(query.sources) != 1 or not isinstance(query.sources[0], bound.VersionSource | bound.IdsSource):
+        return False
+    is_plain = query.models and query.items[0].expression == query.sources[0].variable and not query.is_aggregated
+    return is_plain and not (query.order or query.distinct or query.limit is not None or query.offset)
+
+
+def _renamed(part: Any, old: bound.Variable, new: bound.Variable) -> Any:
+    return replace_parts(part, lambda each: replace(new, span=each.span) if each == old else each)
+
+
 REWRITES: tuple[Rewrite, ...] = (
+    merge_nested_selects,
     remove_double_negation,
     flatten_junctions,
     drop_repeated_conditions,

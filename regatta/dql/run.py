@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from regatta.dql import tree
 from regatta.dql.bind import BoundQuery, bind
-from regatta.dql.bound import Bound, BoundSelect, DerivedSource, IdsSource, QuerySource
+from regatta.dql.bound import Bound, BoundSelect, DerivedSource, IdsSource
 from regatta.dql.networks.bound_networks import BoundConstruct, BoundDerivation, BoundSlice
 from regatta.dql.parse import parse
-from regatta.dql.rewrite import rewrite
+from regatta.dql.rewrite import replace_parts, rewrite
 from regatta.dql.saved_queries import SavedQueries
 from regatta.dql.schema import known_names
 
@@ -130,6 +130,8 @@ OPERATORS: dict[type[Bound], Operator] = {
     BoundSelect: _select_versions, BoundSlice: _make_derived, BoundConstruct: _make_derived,
 }  # fmt: skip
 PLANS: dict[type[Bound], Plan] = {BoundSelect: _plan_select, BoundSlice: _plan_derived, BoundConstruct: _plan_derived}
+# What launches the run of a query that trains, and returns the run.
+LAUNCHERS: dict[type[Bound], Callable[[QueryContext, Any], Any]] = {}
 
 
 def plan(context: QueryContext, query: BoundQuery, analyze: bool = False) -> Mapping[str, Any]:
@@ -138,9 +140,14 @@ def plan(context: QueryContext, query: BoundQuery, analyze: bool = False) -> Map
 
 
 def derived_sources(query: Bound) -> list[DerivedSource]:
-    """The queries inside of a select that make versions."""
-    if not isinstance(query, BoundSelect):
-        return []
-    found = [source for source in query.sources if isinstance(source, DerivedSource)]
-    nested = [source.query for source in query.sources if isinstance(source, QuerySource)]
-    return found + [inner for each in nested for inner in derived_sources(each)]
+    """The queries anywhere inside of a select that make versions, each once."""
+    found: dict[int, DerivedSource] = {}
+
+    def note(part: Bound) -> Bound:
+        if isinstance(part, DerivedSource):
+            found.setdefault(id(part.query), part)
+        return part
+
+    if isinstance(query, BoundSelect):
+        replace_parts(query, note)
+    return list(found.values())

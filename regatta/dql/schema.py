@@ -5,7 +5,7 @@ Every name has a type and its column of the catalog (regatta/repo/catalog/migrat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -124,13 +124,31 @@ class KnownNames:
     None stands for every name: in an empty repository, no metric and no hyperparameter is an error.
     """
 
-    metrics: frozenset[str] | None = None
-    hyperparameters: frozenset[str] | None = None
+    metrics: Collection[str] | None = None
+    hyperparameters: Collection[str] | None = None
     saved: Mapping[str, str] = field(default_factory=dict)
 
 
+class CatalogNames(Collection[str]):
+    """The names of metrics or hyperparameters: one is looked up, all are listed only for an error."""
+
+    def __init__(self, has: Callable[[str], bool], listed: Callable[[], list[str]]) -> None:
+        self._has, self._listed = has, listed
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._has(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listed())
+
+    def __len__(self) -> int:
+        return len(self._listed())
+
+
 def known_names(repo: Repo, saved: Mapping[str, str] | None = None) -> KnownNames:
-    if not repo.catalog.count():
+    catalog = repo.catalog
+    if catalog.is_empty():
         return KnownNames(saved=saved or {})
-    metrics, hyperparameters = repo.catalog.metric_names(), repo.catalog.hyperparameter_names()
-    return KnownNames(frozenset(metrics), frozenset(hyperparameters), saved or {})
+    metrics = CatalogNames(catalog.has_metric, catalog.metric_names)
+    hyperparameters = CatalogNames(catalog.has_hyperparameter, catalog.hyperparameter_names)
+    return KnownNames(metrics, hyperparameters, saved or {})

@@ -44,6 +44,7 @@ from regatta.repo.references import resolve_reference, split_reference
 from regatta.repo.snapshots import choose_snapshot, weights_of
 
 if TYPE_CHECKING:
+    from regatta.dql.relation import Relation
     from regatta.repo.archive import ArchiveResult
     from regatta.repo.backup.copy_repository import BackupResult
     from regatta.repo.describe import Portrait
@@ -260,6 +261,16 @@ class Repo:
         """The version with the best value of a metric, among those that match the filters."""
         found = self.versions(**{**filters, "metric": metric, "mode": mode, "order": "best", "limit": 1})
         return found[0] if found else None
+
+    def query(self, text: str, /, **parameters: Any) -> Relation:
+        """A query in DQL (docs/dql.md), as a relation that runs when its rows are needed.
+
+        The text is parsed and bound now. Parameters take the place of `:name`; they are bound, and never pasted.
+        """
+        from regatta.dql.relation import query
+        from regatta.dql.run import QueryContext
+
+        return query(QueryContext(self, text), parameters)
 
     def version(self, reference: str) -> Version:
         """The version of a reference: a tag, a name (its newest version), name@number, or the beginning of an id."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.dql import bound, tree
 from regatta.dql.bind.types import NAMES
 from regatta.dql.bound import Attribute, Column, Expression, GitAttribute, Hyperparameter, Metadata, Metric, Variable
+from regatta.dql.parse import QueryError
 from regatta.dql.schema import GIT_ATTRIBUTES, RUN_ATTRIBUTES, TABLES, VERSION_ATTRIBUTES, Table
 from regatta.dql.templates import bind_test
 from regatta.errors import nearest
@@ -22,19 +23,18 @@ _BEST = {"min": "min", "max": "max", "lowest": "min", "highest": "max"}
 
 def bind_path(binder: Binder, path: tree.Path) -> Expression:
     """The value that a path leads to."""
-    variable = binder.find_variable(path.root)
-    if variable is None:
-        return _without_variable(binder, path)
-    found: Expression = variable
+    found: Expression | None = binder.find_variable(path.root)
+    if found is None:
+        found = binder.aliases.get(path.root)
+    if found is None:
+        raise _unknown_variable(binder, path)
     steps = list(path.steps)
     while steps:
         found = _next(binder, found, steps)
     return found
 
 
-def _without_variable(binder: Binder, path: tree.Path) -> Expression:
-    if not path.steps and path.root in binder.aliases:
-        return binder.aliases[path.root]
+def _unknown_variable(binder: Binder, path: tree.Path) -> QueryError:
     known = binder.visible()
     candidates = nearest(path.root, [*known, *binder.aliases])
     hint = None
@@ -42,7 +42,7 @@ def _without_variable(binder: Binder, path: tree.Path) -> Expression:
         candidates, hint = (f"{known[0]}.{path.root}",), None
     elif not candidates:
         hint = f"There {'are' if len(known) > 1 else 'is'} {', '.join(known)}." if known else "Name it after from."
-    raise binder.error(f"There is no variable {path.root!r:.60}.", path.span, candidates=candidates, hint=hint)
+    return binder.error(f"There is no variable {path.root!r:.60}.", path.span, candidates=candidates, hint=hint)
 
 
 def _next(binder: Binder, found: Expression, steps: list[tree.Step]) -> Expression:
@@ -73,7 +73,7 @@ def _member(binder: Binder, model: Expression, step: tree.Field, steps: list[tre
     names = (*VERSION_ATTRIBUTES, *_LINEAGE, *_MEMBERS)
     candidates: tuple[str, ...] = nearest(step.name, names)
     for prefix, known in (("param", binder.known.hyperparameters), ("metric", binder.known.metrics)):
-        if step.name in (known or ()):
+        if known is not None and step.name in known:
             candidates = (f"{prefix}.{step.name}", *candidates)
     hint = None if candidates else f"It has {', '.join(sorted(set(names) - {'created', 'config', 'hyperparameter'}))}."
     raise binder.error(f"A model has no attribute {step.name!r:.60}.", step.span, candidates=candidates, hint=hint)

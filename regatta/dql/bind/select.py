@@ -187,7 +187,7 @@ def _check_groups(binder: Binder, query: BoundSelect) -> None:
     """Outside of aggregates there may only be what all rows of a group have in common."""
     own = {source.variable for source in query.sources}
     keys = frozenset(query.group)
-    parts: list[Bound] = [item.expression for item in query.items] + [key.expression for key in query.order]
+    parts: list[Bound] = [*(item.expression for item in query.items), *(key.expression for key in query.order)]
     for part in [*parts, *([query.having] if query.having is not None else [])]:
         lonely = _not_grouped(part, keys, own)
         if lonely is not None:

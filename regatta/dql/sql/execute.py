@@ -8,16 +8,21 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from regatta.dql.bound import BoundSelect, Type
-from regatta.dql.sql.select import compile_select
+from regatta.dql.sql.select import compile_select, has_plain_models
+from regatta.repo.catalog.records import Version
 
 if TYPE_CHECKING:
-    from regatta.repo import Repo, Version
+    from regatta.repo import Repo
 
 Row = tuple[Any, ...]
 
 
 def select_rows(repo: Repo, query: BoundSelect) -> list[Row]:
     """The rows of a query. A model is a Version, a time a datetime, a duration a timedelta."""
+    if has_plain_models(query):
+        statement = compile_select(query, whole_versions=True)
+        found = repo.catalog.select(statement.text, statement.values, statement.functions)
+        return [(version,) for version in Version.from_rows(found)]
     statement = compile_select(query)
     rows = repo.catalog.select(statement.text, statement.values, statement.functions)
     return decoded(repo, rows, statement.types)
@@ -28,8 +33,6 @@ def decoded(repo: Repo, rows: Sequence[Row], types: Sequence[Type]) -> list[Row]
     keys = {row[place] for row in rows for place in places} - {None}
     versions = {version.key: version for version in repo.catalog.of_keys(keys)} if keys else {}
     decoders = [_DECODERS.get(type_) for type_ in types]
-    if types == ("model",):
-        return [(versions.get(key),) for (key,) in rows]
     if not any(decoders) and not places:
         return list(rows)
     return [

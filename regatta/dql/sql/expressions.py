@@ -190,7 +190,7 @@ _OWN_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def _function(writer: SqlWriter, part: bound.Function) -> str:
-    wanted: Type = {"abs": "number", "round": "number", "coalesce": part.type}.get(part.name, "text")  # type: ignore[assignment]
+    wanted: Type = {"abs": "number", "round": "number", "coalesce": part.type}.get(part.name, "text")
     arguments = [writer.typed(argument, wanted) for argument in part.arguments]
     if part.name in _OWN_FUNCTIONS:
         name = f"dql_{part.name}{len(arguments)}"

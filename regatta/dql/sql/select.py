@@ -16,12 +16,13 @@ from regatta.dql.sql import functions
 from regatta.dql.sql.expressions import SqlRow, SqlWriter
 from regatta.dql.sql.statement import MAX_PARAMETERS, SqlStatement
 from regatta.errors import UsageError
+from regatta.repo.catalog.queries import VERSION
 
 
-def compile_select(query: BoundSelect) -> SqlStatement:
-    """One statement for a query, and all queries in it."""
+def compile_select(query: BoundSelect, whole_versions: bool = False) -> SqlStatement:
+    """One statement for a query, and all queries in it; with the whole rows of its models, if they are plain ones."""
     writer = SqlWriter()
-    text = write_select(writer, query)
+    text = write_select(writer, query, whole_versions=whole_versions)
     parts = writer.parts
     if len(parts.values) > MAX_PARAMETERS:
         raise UsageError(f"The query has {len(parts.values):,} values; {MAX_PARAMETERS:,} is the limit.")
@@ -29,7 +30,22 @@ def compile_select(query: BoundSelect) -> SqlStatement:
     return SqlStatement(text, tuple(parts.values), made, tuple(item.expression.type for item in query.items))
 
 
-def write_select(outer: SqlWriter, query: BoundSelect, column_type: Type | None = None, numbered: bool = False) -> str:
+def has_plain_models(query: BoundSelect) -> bool:
+    """Whether the result is models that stand in the table of versions as they are."""
+    if not query.models or query.is_aggregated or query.distinct:
+        return False
+    sources = {source.variable: source for source in query.sources}
+    found = sources.get(query.items[0].expression)  # type: ignore[arg-type]
+    return isinstance(found, bound.VersionSource | bound.IdsSource)
+
+
+def write_select(
+    outer: SqlWriter,
+    query: BoundSelect,
+    column_type: Type | None = None,
+    numbered: bool = False,
+    whole_versions: bool = False,
+) -> str:
     """A select; of its only column as `column_type`, or with the number of each row as a column `o`."""
     keys = frozenset(query.group)
     writer = replace(outer, rows=dict(outer.rows), keys=keys)
@@ -43,6 +59,9 @@ def write_select(outer: SqlWriter, query: BoundSelect, column_type: Type | None 
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     group = f" GROUP BY {', '.join(map(writer.write, query.group))}" if query.group else ""
     columns = [f"{_column(writer, query, item, column_type)} AS c{i}" for i, item in enumerate(query.items)]
+    if whole_versions:
+        alias = writer.rows[query.items[0].expression].alias  # type: ignore[index]
+        columns = [VERSION.replace("v.", f"{alias}.")]
     order = list(_order(writer, query))
     rest = f" FROM {', '.join(tables)}{where}{group}"
     limit = _limit(writer, query)

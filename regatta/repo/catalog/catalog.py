@@ -231,6 +231,10 @@ class Catalog(Database):
     def count(self) -> int:
         return int(self._all("SELECT COUNT(*) FROM model_version")[0][0])
 
+    def is_empty(self) -> bool:
+        """Whether there is no version."""
+        return not self._all("SELECT 1 FROM model_version LIMIT 1")
+
     def has_numbered(self) -> bool:
         """Whether there ever was a version, even if it was deleted."""
         return bool(self._all("SELECT EXISTS (SELECT 1 FROM numbering)")[0][0])
@@ -324,6 +328,14 @@ class Catalog(Database):
     def hyperparameter_names(self) -> list[str]:
         """The hyperparameters that any version has."""
         return [name for (name,) in self._all("SELECT DISTINCT name FROM hyperparameter ORDER BY name")]
+
+    def has_metric(self, name: str) -> bool:
+        """Whether any version has this metric."""
+        return bool(self._all("SELECT 1 FROM metric_range WHERE name = ? LIMIT 1", name))
+
+    def has_hyperparameter(self, name: str) -> bool:
+        """Whether any version has this hyperparameter."""
+        return bool(self._all("SELECT 1 FROM hyperparameter WHERE name = ? LIMIT 1", name))
 
     def run_names(self) -> list[str]:
         """The runs that any version comes from."""
