@@ -26,6 +26,7 @@ from regatta.cli.commands.versions import (
     diff,
     evaluate,
     log,
+    query,
     rename,
     tag,
     undo,
@@ -36,7 +37,7 @@ from regatta.errors import DISK_ERRORS, DiskError, RegattaError, UsageError, dis
 VERBS = (
     demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, control.Retry, worker,
     replay, simulate,
-    init, add, add.unstage, add.status, commit, list_, desc, diff, evaluate, log, checkout, copy, tag, rename,
+    init, add, add.unstage, add.status, commit, list_, query, desc, diff, evaluate, log, checkout, copy, tag, rename,
     delete, undo,
     archive, backup, fsck, gc, doctor, completion,
 )  # fmt: skip

@@ -10,6 +10,7 @@
     run.py                    the whole pipeline, and its operators
     relation.py               Relation: the rows of a query, read when they are needed
     saved_queries.py          queries that are kept under a name
+    completion.py             what could follow the beginning of a query
 
 Enters: the text of a query, parameters, and a repository. Leaves: rows, new versions, or a run. Everything is pure up
 to the operators, which read and write the repository: a query is bound and checked before anything is written.

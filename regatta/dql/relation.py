@@ -90,7 +90,10 @@ class Relation:
     # More conditions
 
     def where(self, condition: str, **parameters: Any) -> Relation:
-        """The rows for which a condition holds. It names models and columns as the query does."""
+        """The rows for which a condition holds.
+
+        It names models and columns as the query does. Where the rows are models, `name` is the name of the model.
+        """
         source, columns = self._as_source()
         context = self._prepared.context
         known = known_names(context.repo, SavedQueries(context.repo.folder))
@@ -98,7 +101,7 @@ class Relation:
         binder.sources = [source]
         binder.aliases = dict(columns)
         if source.variable.type == "model":
-            binder.variables = {source.variable.name: source.variable}
+            binder.variables, binder.implicit = {source.variable.name: source.variable}, source.variable
         binder.aggregates = "in where"
         bound = binder.bind_condition(parse_condition(condition))
         items = tuple(Item(column, name) for name, column in columns.items())

@@ -43,6 +43,7 @@ class Binder:
     saved: tuple[str, ...] = ()  # the saved queries that are being read
     aliases: dict[str, bound.Expression] = field(default_factory=dict)  # columns, as `order by` may name them
     derived: dict[int | str, BoundQuery] = field(default_factory=dict)  # bound once, so that they run once
+    implicit: Variable | None = None  # whose attributes may be named alone, where there is but one variable
     used_parameters: set[str] = field(default_factory=set)
     aggregates: str | None = "here"  # where aggregates cannot stand; None where they can
     numbers: Iterator[int] = field(default_factory=count)
@@ -265,8 +266,10 @@ def _construct(binder: Binder, body: Any) -> BoundQuery:
     return bind_construct(binder, body)
 
 
-def _not_there(binder: Binder, body: Any) -> BoundQuery:
-    raise binder.error(f"{type(body).__name__} is not there yet.", body.span)
+def _evaluate(binder: Binder, body: Any) -> BoundQuery:
+    from regatta.dql.evaluation.bind_evaluate import bind_evaluate
+
+    return bind_evaluate(binder, body)
 
 
 # Each kind of query is bound by a function (binder, body) -> BoundQuery; it imports what it needs when it is called.
@@ -274,7 +277,7 @@ BODIES: dict[type[tree.Tree], Callable[[Binder, Any], BoundQuery]] = {
     tree.Select: _select,
     tree.Slice: _slice,
     tree.Construct: _construct,
-    tree.Evaluate: _not_there,
+    tree.Evaluate: _evaluate,
 }
 
 

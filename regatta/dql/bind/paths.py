@@ -26,9 +26,11 @@ def bind_path(binder: Binder, path: tree.Path) -> Expression:
     found: Expression | None = binder.find_variable(path.root)
     if found is None:
         found = binder.aliases.get(path.root)
+    steps = list(path.steps)
+    if found is None and binder.implicit is not None and path.root in (*VERSION_ATTRIBUTES, *MEMBERS, *_LINEAGE):
+        found, steps = binder.implicit, [tree.Field(path.root, span=path.span), *steps]
     if found is None:
         raise _unknown_variable(binder, path)
-    steps = list(path.steps)
     while steps:
         found = _next(binder, found, steps)
     return found
@@ -38,7 +40,7 @@ def _unknown_variable(binder: Binder, path: tree.Path) -> QueryError:
     known = binder.visible()
     candidates = nearest(path.root, [*known, *binder.aliases])
     hint = None
-    if path.root in (*VERSION_ATTRIBUTES, *_MEMBERS) and known:
+    if path.root in (*VERSION_ATTRIBUTES, *MEMBERS) and known:
         candidates, hint = (f"{known[0]}.{path.root}",), None
     elif not candidates:
         hint = f"There {'are' if len(known) > 1 else 'is'} {', '.join(known)}." if known else "Name it after from."
@@ -68,9 +70,9 @@ def _member(binder: Binder, model: Expression, step: tree.Field, steps: list[tre
         return Attribute(model, step.name, VERSION_ATTRIBUTES[step.name].type, span=step.span)
     if step.name in _LINEAGE:
         return bound.Lineage(step.name, model, span=step.span)  # type: ignore[arg-type]
-    if step.name in _MEMBERS:
-        return _MEMBERS[step.name](binder, model, step, steps)
-    names = (*VERSION_ATTRIBUTES, *_LINEAGE, *_MEMBERS)
+    if step.name in MEMBERS:
+        return MEMBERS[step.name](binder, model, step, steps)
+    names = (*VERSION_ATTRIBUTES, *_LINEAGE, *MEMBERS)
     candidates: tuple[str, ...] = nearest(step.name, names)
     for prefix, known in (("param", binder.known.hyperparameters), ("metric", binder.known.metrics)):
         if known is not None and step.name in known:
@@ -138,7 +140,7 @@ def _tags(binder: Binder, model: Expression, step: tree.Field, steps: list[tree.
 
 
 _Member = Callable[["Binder", Expression, tree.Field, list[tree.Step]], Expression]
-_MEMBERS: Mapping[str, _Member] = {
+MEMBERS: Mapping[str, _Member] = {
     "metric": _metric, "param": _parameter, "hyperparameter": _parameter, "meta": _metadata, "run": _run,
     "git": _git, "tags": _tags,
 }  # fmt: skip

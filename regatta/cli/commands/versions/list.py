@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", metavar="NAME", nargs="?", help="only versions of this name; * and ? are wildcards")
     parser.add_argument("--search", metavar="WORDS", help="words in names, messages, hyperparameters, file names")
     parser.add_argument(
-        "--where", metavar="NAME=VALUE", action="append", default=[],
-        help="only versions with this hyperparameter; repeat a name for alternative values",
+        "--where", metavar="CONDITION", action="append", default=[],
+        help="only versions with this hyperparameter (lr=0.1; repeat a name for alternative values), or for which "
+        "this holds: 'metric.loss.best < 0.1 and name like \"a%%\"' (docs/dql.md)",
     )  # fmt: skip
     parser.add_argument("--metric", metavar="NAME", help="only versions with this metric, and show it")
     parser.add_argument("--best", action="store_true", help="sort by --metric, best first")
@@ -69,9 +71,13 @@ def _chosen(repo: Repo, args: argparse.Namespace, limit: int | None) -> Versions
     if args.best and args.metric is None:
         raise UsageError("--best needs a metric.", hint="For example: --metric loss --best")
     filters: dict[str, Any] = {"search": args.search, "run": args.of_run, "since": args.since, "until": args.until}
-    filters |= {"where": _where(args.where), "metric": args.metric, "order": "best" if args.best else "newest"}
+    values, conditions = _split_where(repo, args.where)
+    filters |= {"where": _where(values), "metric": args.metric, "order": "best" if args.best else "newest"}
     mode = args.mode or usual_mode(args.metric or "")
-    found = repo.versions(args.pattern, **filters, mode=mode, limit=limit)
+    chosen = _keys_of(repo, conditions)
+    found = repo.versions(args.pattern, **filters, mode=mode, limit=limit if chosen is None else None)
+    if chosen is not None:
+        found = Versions([version for version in found if version.key in chosen][:limit])
     if not found:
         _check_known("metric", [args.metric] if args.metric is not None else [], repo.catalog.metric_names())
         _check_known("hyperparameter", filters["where"], repo.catalog.hyperparameter_names())
@@ -97,6 +103,31 @@ def _similar(repo: Repo, args: argparse.Namespace) -> str:
         if name is not None and name not in known:
             found += nearest(name, known)
     return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def _split_where(repo: Repo, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of the form NAME=VALUE, and conditions of DQL. `m.x=1` is the former if there is a hyperparameter m.x."""
+    values, conditions = [], []
+    for word in words:
+        name, _, value = word.partition("=")
+        is_name = re.fullmatch(r"[^\s=<>!()\[\]\"']+", name) is not None and value[:1] != "="
+        if is_name and "=" in word and (not name.startswith("m.") or repo.catalog.has_hyperparameter(name)):
+            values.append(word)
+        elif re.search(r"[\s=<>!]", word) is None:
+            raise UsageError(f"{word!r} is not a condition.", hint="For example: lr=0.01, or 'metric.loss.best < 0.1'")
+        else:
+            conditions.append(word)
+    return values, conditions
+
+
+def _keys_of(repo: Repo, conditions: Sequence[str]) -> set[int] | None:
+    """The keys of the versions for which conditions of DQL hold; None if there are no conditions."""
+    if not conditions:
+        return None
+    relation = repo.query("select m")
+    for condition in conditions:
+        relation = relation.where(condition)
+    return {version.key for version in relation}
 
 
 def _where(words: list[str]) -> dict[str, Any]:
