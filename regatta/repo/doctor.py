@@ -19,7 +19,7 @@ from typing import Literal
 from regatta.errors import RegattaError
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import RunRecord, find_journals
-from regatta.paths import CATALOG, FOLDER, RUNS, STORE, find_repository, store_exists
+from regatta.paths import CATALOG, FOLDER, RUNS, STORE, VERSION_LOG, find_repository, has_packs, store_exists
 from regatta.repo.intake.staging import staged
 from regatta.repo.repair.agreement import disagreements
 from regatta.repo.repair.removed_runs import lost_states
@@ -132,7 +132,8 @@ def _disk(folder: Path) -> Finding:
 
 
 def _catalog(folder: Path) -> Iterator[Finding]:
-    if not (folder / CATALOG).is_file():
+    known = (folder / CATALOG).is_file() or (folder / VERSION_LOG).is_file() or has_packs(folder / STORE)
+    if not known:
         yield Finding("note", "versions", "there is no catalog yet", "The first commit or run creates one.")
         return
     try:

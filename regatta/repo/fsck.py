@@ -100,7 +100,7 @@ def _check_store(
 ) -> store_fsck.StoreFsckResult | None:
     """The result of the store's own check; None if there is no store, or its index cannot be used."""
     if rebuild:
-        found.repaired += rebuild_index(repo)
+        found.repaired += [*rebuild_index(repo), *recover_versions(repo)]
     elif not repo.has_store and not (repair and repo.catalog.all_snapshots()):
         return None
     try:

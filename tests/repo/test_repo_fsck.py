@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,44 @@ def test_gc_keeps_weights_if_the_catalog_and_its_log_are_lost(tmp_path: Path) ->
         assert repo.fsck("deep").clean
         assert repo.gc(grace=0).store.snapshots == 0
         assert repo.load(first.id)["w"].sum() == 12 and repo.version(first.id).name.startswith("recovered-")
+
+
+@pytest.mark.parametrize("way", ["repair", "rebuild_index"])
+def test_weights_are_kept_if_the_index_is_lost_with_the_catalog_and_its_log(tmp_path: Path, way: str) -> None:
+    """Only pack files are left. They are older than the catalog that the next command makes."""
+    first = committed_version(tmp_path)
+    folder = tmp_path / ".regatta"
+    for path in (folder / "store" / "packs").iterdir():
+        os.utime(path, (path.stat().st_mtime - 60,) * 2)
+    with Repo.open(folder) as repo:
+        snapshot = repo.snapshots(first)[0].id
+    for name in ("catalog.sqlite*", "versions.log", "store/index.sqlite*"):
+        remove(folder, name)
+    assert any(each.what == "store" and "missing" in each.says for each in examine(folder))
+    with Repo.open(folder) as repo:
+        assert not repo.fsck().clean
+        with pytest.raises(CorruptError, match="index is missing"):
+            repo.gc(grace=0)
+        repo.close_store()
+        ParameterStore.rebuild(folder / "store")
+        with pytest.raises(CorruptError, match="this is not their catalog"):
+            repo.gc(grace=0)
+        repo.fsck(repair=way == "repair", rebuild_index=way != "repair")
+        assert repo.fsck("deep").clean
+        assert repo.gc(grace=0).store.snapshots == 0
+        (version,) = repo.versions()
+        assert version.name.startswith("recovered-") and repo.load(version)["w"].sum() == 12
+        assert repo.store.references() == {repo.snapshots(version)[0].reference: snapshot}
+
+
+def test_doctor_does_not_pass_over_a_lost_catalog(tmp_path: Path) -> None:
+    committed_version(tmp_path)
+    folder = tmp_path / ".regatta"
+    remove(folder, "catalog.sqlite*")
+    assert [each.state for each in examine(folder) if each.what in ("catalog", "store")] == ["ok", "ok"]
+    remove(folder, "catalog.sqlite*")
+    remove(folder, "versions.log")
+    assert any(each.state == "error" and "not their catalog" in each.says for each in examine(folder))
 
 
 def test_a_lost_catalog_comes_back_from_its_log(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from regatta.repo.repo import Repo
 from regatta.repo.snapshots import state_file
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.index import LOCAL
+from regatta.store.maintenance.rebuild_index import RECOVERED
 from regatta.store.states.archive_run import kept_states
 from regatta.store.states.state_archive import reference_of, series_of
 
+CLOCK_STEP_S = 1.0  # the times of files are a little behind the clock
 LOST_CATALOG = (
     "The store has weights of {} snapshots of versions from before this catalog began: this is not their catalog."
 )
@@ -106,6 +108,17 @@ def missing_states(repo: Repo) -> dict[str, set[str]]:
 
 
 def lost_names(repo: Repo) -> list[str]:
-    """Names of versions' snapshots from before the version log began that no version has: their catalog was lost."""
-    known = {snapshot.reference for _, snapshot in repo.catalog.all_snapshots()}
-    return [name for name in repo.store.index.names_before(PREFIX, repo.catalog.log_since()) if name not in known]
+    """Names of snapshots from before the version log began that no version has: their catalog was lost."""
+    known, since = {snapshot.reference for _, snapshot in repo.catalog.all_snapshots()}, repo.catalog.log_since()
+    found = [name for name in repo.store.index.names_before(PREFIX, since) if name not in known]
+    return found + _recovered_names(repo, since - CLOCK_STEP_S)
+
+
+def _recovered_names(repo: Repo, since: float) -> list[str]:
+    """The same for snapshots that a rebuild of the index named, by the age of their pack files."""
+    recovered = repo.store.references(RECOVERED)
+    if not recovered:
+        return []
+    written = {pack: status.st_mtime for pack, status in repo.store.folder.present()}
+    packs = {name: repo.store.index.manifest_record(snapshot)[1] for name, snapshot in recovered.items()}
+    return [name for name, pack in packs.items() if written.get(pack, 0.0) < since]

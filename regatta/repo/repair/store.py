@@ -48,16 +48,34 @@ def restore_names(repo: Repo) -> list[str]:
 def recover_versions(repo: Repo) -> list[str]:
     """Make versions of weights whose catalog was lost, so that they can be read and are kept; a sentence for each."""
     store, found = repo.store, []
-    names = store.references(PREFIX)
-    versions: dict[str, list[str]] = {}
+    names = store.references()
+    versions: dict[str, dict[str, str]] = {}
     for name in lost_names(repo):
-        versions.setdefault(name.removeprefix(PREFIX).partition("/")[0], []).append(name)
+        if name.startswith(RECOVERED):
+            ident = names[name][:ID_DIGITS]
+            versions[ident] = {f"{PREFIX}{ident}/{0:06d}": names[name]}
+        else:
+            versions.setdefault(name.removeprefix(PREFIX).partition("/")[0], {})[name] = names[name]
     for ident, several in versions.items():
         if len(ident) != ID_DIGITS or repo.catalog.has(ident):
             continue
-        snapshots = [SnapshotRecord(at, None, "weights", name, names[name]) for at, name in enumerate(sorted(several))]
+        snapshots = [
+            SnapshotRecord(at, None, _kind(store, snapshot), name, snapshot)
+            for at, (name, snapshot) in enumerate(sorted(several.items()))
+        ]
         message = "recovered from the store; its catalog was lost"
         new = NewVersion(ident, f"{RECOVERED_VERSION}{ident[:10]}", repo.clock(), message, snapshots=snapshots)
-        with repo.committing(), repo.catalog.transaction():
-            found.append(f"The weights of version {ident} are now the version {repo.catalog.add(new).reference}.")
+        with repo.committing():
+            for name, snapshot in several.items():
+                store.reference(name, snapshot)
+            with repo.catalog.transaction():
+                found.append(f"The weights of version {ident} are now the version {repo.catalog.add(new).reference}.")
+        for snapshot in several.values():
+            if f"{RECOVERED}{snapshot}" in names:
+                store.release(f"{RECOVERED}{snapshot}")
     return found
+
+
+def _kind(store: ParameterStore, snapshot: str) -> str:
+    """Whether a snapshot is the weights of a version, or the state of a model in training (state_archive.py)."""
+    return "state" if store.manifest(snapshot).metadata.keys() >= {"header", "hash"} else "weights"
