@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.errors import CorruptError, NotFoundError, RegattaError, UsageError, nearest
 from regatta.journal import trace as unit_trace
+from regatta.journal.journal_file import read_lines
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import ConfigRecord, RunRecord, find_journals
 from regatta.paths import JOURNAL, RUN_NAME, RUNS, SWEEP, project_folder
@@ -260,6 +261,26 @@ class Run:
         if not answer["done"] and not answer.get("waits"):
             raise UsageError(answer["text"])
         return answer
+
+    def verdicts(self) -> dict[str, str | None]:
+        """The rule of `search.keeping` that each configuration broke, None where it broke none so far."""
+        from regatta.search.base import Goal, Report
+        from regatta.search.keep import judge, rules_of
+
+        header = self.record.header
+        goal = Goal(self.record.metric, "max" if self.record.mode == "max" else "min", header["epochs"], header["seed"])
+        rules = rules_of(header["search"])
+        lines = [line for line, _ in read_lines(self.folder / JOURNAL) if line["event"] == "report"] if rules else []
+        values = {config.id: config.values for config in self.record.configs.values()}
+        reports = (
+            Report(
+                line["config"], values[line["config"]], line["epoch"],
+                {name: float(value) for name, value in line["metrics"].items()}, iterations=line.get("iterations", 0),
+            )
+            for line in lines
+        )  # fmt: skip
+        found = judge(rules, goal, reports)
+        return {config: None if found.get(config) is None else str(found[config]) for config in values}
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """The time that this run, with the unit times that it measured, would take on other numbers of workers."""

@@ -247,6 +247,8 @@ class Sweep:
             expect_workers(self._recipe)
         runs = ensure_repository(self.repo) / RUNS
         run = self._unfinished(runs, changed_code) if resume else None
+        if run is not None:
+            self._move_models(run.folder)
         return self.train(run or Run(self._new_folder(runs)), wait, progress, changed_code)
 
     def _unfinished(self, runs: Path, changed_code: bool) -> Run | None:
@@ -433,16 +435,20 @@ class Sweep:
 
     def _new_folder(self, runs: Path) -> Path:
         folder = new_folder(runs, self.name, self.dataset.name)
-        move_models = getattr(self.recipe.model_fn, "move_to", None)  # where it reads models from files of the run
         try:
-            if move_models is not None:
-                move_models(folder)
+            self._move_models(folder)
             (folder / SWEEP).write_bytes(self._pickle(project_folder(runs.parent)))
             write_code(folder, self._code())
         except BaseException:
             shutil.rmtree(folder)
             raise
         return folder
+
+    def _move_models(self, folder: Path) -> None:
+        """Where the models are read from files, these belong to the run."""
+        move = getattr(self.recipe.model_fn, "move_to", None)
+        if move is not None:
+            move(folder)
 
     def _train(self, run: Run, progress: bool) -> None:
         fresh = not (run.folder / JOURNAL).exists()

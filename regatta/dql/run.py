@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from regatta.dql import tree
 from regatta.dql.bind import BoundQuery, bind
 from regatta.dql.bound import Bound, BoundSelect, DerivedSource, IdsSource
+from regatta.dql.evaluation.bound_evaluate import BoundEvaluate
 from regatta.dql.networks.bound_networks import BoundConstruct, BoundDerivation, BoundSlice
 from regatta.dql.parse import parse
 from regatta.dql.rewrite import replace_parts, rewrite
@@ -125,13 +126,34 @@ def _plan_derived(context: QueryContext, query: BoundDerivation, analyze: bool) 
     return plan_derived(context, query, analyze)
 
 
+def _evaluate(context: QueryContext, query: BoundEvaluate) -> Sequence[Version]:
+    from regatta.dql.evaluation.operators import evaluate_versions
+
+    return evaluate_versions(context, query)
+
+
+def _plan_evaluate(context: QueryContext, query: BoundEvaluate, analyze: bool) -> Mapping[str, Any]:
+    from regatta.dql.evaluation.operators import plan_evaluation
+
+    return plan_evaluation(context, query, analyze)
+
+
+def _launch_evaluation(context: QueryContext, query: BoundEvaluate) -> Any:
+    from regatta.dql.evaluation.operators import launch_evaluation
+
+    return launch_evaluation(context, query)
+
+
 # By kind of query, as bound: what runs it and returns versions, and what describes it without running it.
 OPERATORS: dict[type[Bound], Operator] = {
     BoundSelect: _select_versions, BoundSlice: _make_derived, BoundConstruct: _make_derived,
+    BoundEvaluate: _evaluate,
 }  # fmt: skip
-PLANS: dict[type[Bound], Plan] = {BoundSelect: _plan_select, BoundSlice: _plan_derived, BoundConstruct: _plan_derived}
+PLANS: dict[type[Bound], Plan] = {
+    BoundSelect: _plan_select, BoundSlice: _plan_derived, BoundConstruct: _plan_derived, BoundEvaluate: _plan_evaluate,
+}  # fmt: skip
 # What launches the run of a query that trains, and returns the run.
-LAUNCHERS: dict[type[Bound], Callable[[QueryContext, Any], Any]] = {}
+LAUNCHERS: dict[type[Bound], Callable[[QueryContext, Any], Any]] = {BoundEvaluate: _launch_evaluation}
 
 
 def plan(context: QueryContext, query: BoundQuery, analyze: bool = False) -> Mapping[str, Any]:

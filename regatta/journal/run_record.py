@@ -102,6 +102,16 @@ class ConfigRecord:
         value, epoch = min(finite)
         return epoch, sign * value
 
+    def iterations(self, epoch: int) -> int:
+        """The batches of all training units up to an epoch; a partition's last, smaller batch is one as well.
+
+        0 for a configuration without a batch size.
+        """
+        size = self.values.get("batch_size")
+        if not isinstance(size, int) or size < 1:
+            return 0
+        return sum(-(-unit.rows // size) for unit in self.units if unit.kind == "train" and unit.epoch <= epoch)
+
     def visits(self, epoch: int) -> list[int]:
         """The partitions of an epoch, in the order of training."""
         return [u.partition for u in self.units if u.kind == "train" and u.epoch == epoch]

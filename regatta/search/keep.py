@@ -14,7 +14,7 @@ import math
 import operator
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -137,6 +137,10 @@ class KeepingSearch:
         stops: list[Action] = [Stop(config) for config in broken if self._end(config)]
         return [*stops, *self._consult(report, broken)]
 
+    def enter(self, config: str) -> None:
+        """Judge the reports of a configuration that the search did not ask for."""
+        self._candidates.setdefault(config, _Candidate(0))
+
     def verdicts(self) -> dict[str, KeepRule | None]:
         """The rule that each configuration broke, None for those that broke none so far."""
         found = self._candidates.items()
@@ -193,6 +197,46 @@ class KeepingSearch:
                 candidate.wanted, candidate.is_open = min(candidate.wanted, candidate.reached), False
             if candidate.broken is None:
                 yield action
+
+
+class _NoSearch:
+    """A search that wants nothing: reports are only judged."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "none"}
+
+    def start(self, goal: Goal) -> list[Action]:
+        return []
+
+    def hear(self, report: Report) -> list[Action]:
+        return []
+
+
+def judge(rules: Sequence[KeepRule], goal: Goal, reports: Iterable[Report]) -> dict[str, KeepRule | None]:
+    """The rule that each configuration broke by these reports, in their order."""
+    search = KeepingSearch(_NoSearch(), rules)
+    search.start(goal)
+    for report in reports:
+        search.enter(report.config)
+        search.hear(report)
+    return search.verdicts()
+
+
+def rules_of(description: Mapping[str, Any]) -> list[KeepRule]:
+    """The rules in the description of a search, which may be inside of others."""
+    inner = description.get("search")
+    found = rules_of(inner) if isinstance(inner, Mapping) else []
+    if description.get("kind") != "keeping":
+        return found
+    return [*found, *map(_rule_of, description["rules"])]
+
+
+def _rule_of(fields: Mapping[str, Any]) -> KeepRule:
+    given = {name: value for name, value in fields.items() if name != "kind"}
+    if fields["kind"] == "top":
+        return TopRule(**given)
+    alternatives = tuple(tuple(MetricBound(**bound) for bound in bounds) for bounds in given["alternatives"])
+    return BoundsRule(alternatives, given["after"], given["unit"])
 
 
 def _config_of(action: Action) -> str:

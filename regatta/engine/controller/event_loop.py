@@ -23,7 +23,7 @@ from regatta.engine.controller.run_log import RunLog
 from regatta.engine.controller.settings import RunSettings
 from regatta.engine.controller.state_files import StateFiles
 from regatta.engine.controller.trial_scheduler import TrialScheduler
-from regatta.engine.controller.trials import Trial, Trials, iterations, summary
+from regatta.engine.controller.trials import Trial, Trials, summary
 from regatta.engine.controller.watchdog import DiskPause, Watchdog
 from regatta.engine.messages import (
     DiskFull,
@@ -233,7 +233,7 @@ class EventLoop:
         """All units of an epoch count: write the report, and let the search decide."""
         record = self.run_log.record
         metrics = summary(record.configs[trial.id], epoch)
-        elapsed, spent, batches = record.elapsed, record.device_seconds, iterations(record.configs[trial.id], epoch)
+        elapsed, spent, batches = record.elapsed, record.device_seconds, record.configs[trial.id].iterations(epoch)
         costs = {"elapsed": elapsed, "device_seconds": spent, "iterations": batches}
         self.run_log.write("report", config=trial.id, epoch=epoch, metrics=metrics, **costs)
         self.run_log.warn_of_metrics(trial, epoch, metrics)

@@ -179,17 +179,6 @@ def summary(config: ConfigRecord, epoch: int) -> dict[str, float]:
     return {name: total / max(1, seen) for name, (total, seen) in sorted(sums.items())}
 
 
-def iterations(config: ConfigRecord, epoch: int) -> int:
-    """The batches of all training units up to an epoch; a partition's last, smaller batch is one as well.
-
-    0 for a configuration without a batch size.
-    """
-    size = config.values.get("batch_size")
-    if not isinstance(size, int) or size < 1:
-        return 0
-    return sum(-(-unit.rows // size) for unit in config.units if unit.kind == "train" and unit.epoch <= epoch)
-
-
 @dataclass(frozen=True)
 class Progress:
     """How far a configuration is, by the units that count."""

@@ -70,8 +70,8 @@ class StartModels:
         return to_json(self._read(str(config["model"]))[0])
 
     def move_to(self, folder: Path) -> None:
-        """Move the files into the folder of a run."""
-        if self.folder is not None and self.folder != folder / MODELS:
+        """Move the files into the folder of a run, unless it has them."""
+        if self.folder is not None and not (folder / MODELS).exists():
             os.rename(self.folder, folder / MODELS)
         self.folder = folder / MODELS
 
@@ -184,3 +184,31 @@ def _outputs(model: Any, x: torch.Tensor) -> torch.Tensor:
     found = model(x)
     first: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return first
+
+
+def optimizer_values(built: Any) -> dict[str, Any]:
+    """The values of a configuration that make an optimizer like that of a `model_fn`."""
+    found = [part for part in built if isinstance(part, torch.optim.Optimizer)] if isinstance(built, tuple) else []
+    if not found:
+        raise UsageError("The sweep's model_fn returns no optimizer of PyTorch, so it is not known how to train.")
+    optimizer = found[0]
+    name = type(optimizer).__name__.lower()
+    if OPTIMIZERS.get(name) is not type(optimizer):
+        raise UsageError(
+            f"The optimizer {type(optimizer).__name__} has no name here.", hint=f"Names: {', '.join(OPTIMIZERS)}."
+        )
+    if len(optimizer.param_groups) > 1:
+        raise UsageError(
+            "The optimizer of the sweep has several groups of parameters.", hint='Use config.net["..."].lr.'
+        )
+    usual = inspect.signature(OPTIMIZERS[name]).parameters
+    settings = {key: value for key, value in optimizer.defaults.items() if key in usual and value != usual[key].default}
+    options = optimizer_options(name)
+    odd = [key for key in settings if key not in (*options, "lr")]
+    if odd:
+        raise UsageError(f"The optimizer of the sweep has {odd[0]}={settings[odd[0]]!r:.80}, which has no name here.")
+    return {
+        "optimizer": name,
+        "base_lr": optimizer.defaults["lr"],
+        **{key: settings[key] for key in options if key in settings},
+    }

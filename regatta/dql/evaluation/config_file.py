@@ -1,0 +1,246 @@
+"""A config file as settings: TOML, YAML, JSON, or a Python file that defines a `sweep`.
+
+It may hold everything that settings.py names, rates of layers under `net`, and data sets under `data`. Nothing in it
+is executed, unless it is a Python file, which only the one who asks can name: never a saved query.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from regatta.configuration import Scalar
+from regatta.dql.evaluation.settings import GROUP_SETTINGS, SETTINGS
+from regatta.dql.selectors import SelectorError, SelectorPattern, parse_selector
+from regatta.errors import MissingExtraError, NotFoundError, UsageError, nearest
+from regatta.format import brief
+
+if TYPE_CHECKING:
+    from regatta.sweep import Sweep
+
+MAX_BYTES = 2**20
+SUFFIXES = (".toml", ".yaml", ".yml", ".json", ".py")
+TABLES = ("net", "data")
+LoadSweep = Callable[[str], "Sweep"]
+
+
+@dataclass(frozen=True)
+class DataPaths:
+    """A data set that a config names: one file that is split, or files that are partitions already."""
+
+    single: str | None = None
+    train: tuple[str, ...] = ()
+    eval: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerRate:
+    """The rate of the layers that a selector names."""
+
+    selector: SelectorPattern
+    rate: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of a file. Paths of data sets are below its folder."""
+
+    path: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    input_data: tuple[str, ...] = ()  # all that are listed
+    rates: tuple[LayerRate, ...] = ()
+    data: Mapping[str, DataPaths] = field(default_factory=dict)
+    others: Mapping[str, Scalar] = field(default_factory=dict)  # values that the functions of a sweep may use
+    sweep: Sweep | None = None
+
+    @property
+    def folder(self) -> Path:
+        return Path.cwd() if self.path is None else self.path.parent
+
+
+def read_config(name: str, *, saved: str | None = None, load_sweep: LoadSweep | None = None) -> Config:
+    """The config in a file. `saved` is the saved query that names it, if it is not the user; FILE:name for Python."""
+    path = Path(name)
+    file = Path(name.rpartition(":")[0]) if not path.exists() and name.rpartition(":")[0].endswith(".py") else path
+    if file.suffix not in SUFFIXES:
+        raise UsageError(
+            f"A config file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; this is {name!r:.200}.",
+            hint="regatta query --template > config.toml",
+        )
+    if not file.is_file():
+        near = sorted(each.name for each in file.parent.iterdir()) if file.parent.is_dir() else []
+        raise NotFoundError(
+            "There is no such config file." if not file.is_dir() else "This is a folder, not a config file.",
+            place=str(file), candidates=nearest(file.name, [each for each in near if each.endswith(SUFFIXES)]),
+            hint="A commented one: regatta query --template > config.toml",
+        )  # fmt: skip
+    if file.suffix == ".py":
+        return _of_python(name, file, saved, load_sweep)
+    text = _text(file)
+    return _Reader(file.absolute(), text, _parsed(file, text)).config()
+
+
+def _of_python(name: str, file: Path, saved: str | None, load_sweep: LoadSweep | None) -> Config:
+    if saved is not None:
+        raise UsageError(
+            f"The saved query {saved!r:.100} names a Python file, which is not executed.", place=str(file),
+            hint="Write the evaluate itself, or use a TOML, YAML or JSON file.",
+        )  # fmt: skip
+    if load_sweep is None:
+        raise UsageError(
+            "A Python config is only taken on the command line.", place=str(file),
+            hint="regatta query '...', or use a TOML, YAML or JSON file.",
+        )  # fmt: skip
+    return Config(file.absolute(), sweep=load_sweep(name))
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if len(content) > MAX_BYTES:
+            raise UsageError(f"The config has {len(content):,} bytes; {MAX_BYTES:,} are the limit.", place=str(path))
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError("The config is not a text in UTF-8.", place=f"{path}:{line}") from error
+    except OSError as error:
+        raise UsageError(f"The config cannot be read: {error.strerror}.", place=str(path)) from error
+
+
+def _parsed(path: Path, text: str) -> object:
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            found = re.search(r"line (\d+)", str(error))
+            line = int(found[1]) if found else text.count("\n") + 1
+            raise _malformed(path, line, re.sub(r" \(at .*\)$", "", str(error))) from error
+    if path.suffix == ".json":
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _malformed(path, error.lineno, error.msg) from error
+        except RecursionError as error:
+            raise _malformed(path, 1, "it is nested too deeply") from error
+    return _parsed_yaml(path, text)
+
+
+def _parsed_yaml(path: Path, text: str) -> object:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("pyyaml", "yaml", "Reading a config in YAML") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise _malformed(path, 1 if mark is None else mark.line + 1, str(problem)) from error
+    except RecursionError as error:
+        raise _malformed(path, 1, "it is nested too deeply") from error
+
+
+def _malformed(path: Path, line: int, why: str) -> UsageError:
+    kind = {".toml": "TOML", ".json": "JSON"}.get(path.suffix, "YAML")
+    return UsageError(f"The config is not {kind}: {why}.", place=f"{path}:{line}")
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Checks what a file holds; errors name the line of the setting."""
+
+    path: Path
+    text: str
+    content: object
+
+    def config(self) -> Config:
+        if not isinstance(self.content, Mapping):
+            raise UsageError(f"A config is a table of settings, not {brief(self.content)}.", place=str(self.path))
+        values: dict[str, Any] = {}
+        listed: tuple[str, ...] = ()
+        for name, value in self.content.items():
+            if name == "input_data" and isinstance(value, list) and value:
+                listed = tuple(self._text_of(name, each) for each in value)
+            elif name in SETTINGS:
+                problem = SETTINGS[name].problem(value)
+                if problem is not None:
+                    self._fail(f"{name} {problem}.", name)
+                values[name] = value
+            elif name not in TABLES:
+                known = (*SETTINGS, *TABLES)
+                self._fail(f"There is no setting {str(name)!r:.60}.", name, nearest(str(name), known))
+        if "input_data" in values:
+            listed = (values.pop("input_data"),)
+        return Config(self.path, values, listed, tuple(self._rates()), self._data())
+
+    def _table(self, name: str) -> Mapping[Any, Any]:
+        assert isinstance(self.content, Mapping)
+        found = self.content.get(name, {})
+        if not isinstance(found, Mapping):
+            self._fail(f"{name} is a table, not {brief(found)}.", name)
+        return found
+
+    def _rates(self) -> list[LayerRate]:
+        found = []
+        for text, rates in self._table("net").items():
+            if not isinstance(rates, Mapping):
+                self._fail(f"The layers {str(text)!r:.60} have a table of rates, not {brief(rates)}.", text)
+            try:
+                selector = parse_selector(str(text))
+            except SelectorError as error:
+                self._fail(str(error), text)
+            for rate, value in rates.items():
+                if rate not in GROUP_SETTINGS:
+                    self._fail(f"Layers have no setting {str(rate)!r:.60}.", rate, nearest(str(rate), GROUP_SETTINGS))
+                problem = GROUP_SETTINGS[rate].problem(value)
+                if problem is not None:
+                    self._fail(f"{rate} {problem}.", rate)
+                found.append(LayerRate(selector, rate, value))
+        return found
+
+    def _data(self) -> dict[str, DataPaths]:
+        found = {}
+        for name, given in self._table("data").items():
+            if isinstance(given, str) and given:
+                found[str(name)] = DataPaths(single=given)
+            elif isinstance(given, Mapping):
+                for key in given:
+                    if key not in ("train", "eval"):
+                        self._fail(f"A data set has no {str(key)!r:.60}.", key, nearest(str(key), ("train", "eval")))
+                paths = {kind: self._paths(name, kind, given.get(kind, [])) for kind in ("train", "eval")}
+                for kind, listed in paths.items():
+                    if not listed:
+                        self._fail(f"The data set {str(name)!r:.60} has no {kind} files.", name)
+                found[str(name)] = DataPaths(None, paths["train"], paths["eval"])
+            else:
+                self._fail(f"The data set {str(name)!r:.60} is a path, or has train and eval.", name)
+        return found
+
+    def _paths(self, name: object, kind: str, given: object) -> tuple[str, ...]:
+        paths = [given] if isinstance(given, str) else given
+        if not isinstance(paths, list):
+            self._fail(f"{kind} of the data set {str(name)!r:.60} is a list of paths, not {brief(given)}.", kind)
+        return tuple(self._text_of(kind, path) for path in paths)
+
+    def _text_of(self, name: object, value: object) -> str:
+        if not isinstance(value, str) or not value:
+            self._fail(f"{name} holds {brief(value)}, which is not a text.", name)
+        return value
+
+    def _fail(self, message: str, name: object, candidates: tuple[str, ...] = ()) -> NoReturn:
+        raise UsageError(message, place=f"{self.path}:{self._line(name)}", candidates=candidates)
+
+    def _line(self, name: object) -> int:
+        """The first line that begins with a name, or has it anywhere."""
+        word = re.escape(str(name))
+        for pattern in (rf"^[\s\[{{\"'-]*{word}\b", word):
+            for number, line in enumerate(self.text.splitlines(), 1):
+                if re.search(pattern, line):
+                    return number
+        return 1

@@ -1,0 +1,128 @@
+"""The settings of an evaluation by name, as in `config.base_lr`: what they may be, and what they are by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from regatta.checks import is_number
+from regatta.format import brief
+from regatta.search.spaces import Space, loguniform, uniform
+
+SettingKind: TypeAlias = Literal["text", "number", "whole", "boolean"]
+_KINDS = {"text": "a text", "number": "a number", "whole": "a whole number", "boolean": "true or false"}
+LOSS_NAMES = ("cross_entropy", "nll", "multi_margin", "mse", "l1", "smooth_l1", "huber", "binary_cross_entropy")
+OPTIMIZER_NAMES = ("sgd", "adam", "adamw", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop")
+GROUP_RATES = ("lr", "lr_mult")  # config.net["conv*"].lr
+DIGITS = "digits"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`auto` are the values of `vary ... auto` in a grid, and `auto_range` is where other searches draw from."""
+
+    name: str
+    kind: SettingKind
+    default: Any
+    meaning: str
+    least: float | None = None
+    options: tuple[str, ...] = ()
+    auto: tuple[Any, ...] = ()
+    auto_range: Space | None = None
+    varies: bool = True
+
+    def problem(self, value: object) -> str | None:
+        """What is wrong with a value, as the end of a sentence that begins with the name; None if nothing is."""
+        checks = {
+            "text": isinstance(value, str) and value != "",
+            "number": is_number(value),
+            "whole": isinstance(value, int) and not isinstance(value, bool),
+            "boolean": isinstance(value, bool),
+        }
+        if not checks[self.kind] or (self.least is not None and value < self.least):  # type: ignore[operator]
+            bound = "" if self.least is None else f" from {self.least:g}"
+            return f"is {_KINDS[self.kind]}{bound}, not {brief(value)}"
+        if self.options and value not in self.options:
+            return f"is one of {', '.join(self.options)}, not {brief(value)}"
+        return None
+
+
+RATES = (0.1, 0.01, 0.001)
+SETTINGS: Mapping[str, Setting] = {
+    each.name: each
+    for each in (
+        Setting("input_data", "text", None, "the data set: digits, or a name in [data]"),
+        Setting("loss", "text", "cross_entropy", "how wrong an output is", options=LOSS_NAMES, varies=False),
+        Setting("optimizer", "text", "sgd", "of PyTorch", options=OPTIMIZER_NAMES, auto=("sgd", "adam")),
+        Setting("base_lr", "number", 0.01, "the learning rate", 0, (), RATES, loguniform(1e-4, 1e-1)),
+        Setting("batch_size", "whole", 32, "rows of a step", 1, auto=(16, 32, 64)),
+        Setting("epochs", "whole", 1, "passes over the data", 1, varies=False),
+        Setting("momentum", "number", None, "of sgd and rmsprop", 0, (), (0.0, 0.9), uniform(0.0, 0.99)),
+        Setting("weight_decay", "number", None, "", 0, (), (0.0, 0.0001), loguniform(1e-6, 1e-2)),
+        Setting("nesterov", "boolean", None, "of sgd", auto=(False, True)),
+        Setting("dampening", "number", None, "of sgd", 0),
+        Setting("alpha", "number", None, "of rmsprop", 0),
+        Setting("eps", "number", None, "of all optimizers but sgd", 0),
+        Setting("amsgrad", "boolean", None, "of adam and adamw", auto=(False, True)),
+        Setting("centered", "boolean", None, "of rmsprop", auto=(False, True)),
+        Setting("metric", "text", "loss", "what ranks the models", varies=False),
+        Setting("mode", "text", None, "which values of it are better", options=("min", "max"), varies=False),
+        Setting("seed", "whole", 0, "of all that is random", 0, varies=False),
+        Setting("visits", "text", "free", "seeded: in a fixed order", None, ("free", "seeded"), varies=False),
+        Setting("workers", "whole", None, "how many train at a time", 1, varies=False),
+        Setting("partitions", "whole", 4, "in which a single file is split", 1, varies=False),
+        Setting("eval_fraction", "number", 0.2, "of a single file, for evaluation", 0, varies=False),
+    )
+}  # fmt: skip
+GROUP_SETTINGS: Mapping[str, Setting] = {
+    "lr": Setting("lr", "number", None, "the learning rate of these layers", 0),
+    "lr_mult": Setting("lr_mult", "number", None, "their rate as a multiple of base_lr", 0),
+}
+AUTO_MULT = (1.0, 0.1)  # config.net["conv*"].lr auto: as a multiple of base_lr
+AUTO_MULT_RANGE = loguniform(0.01, 1.0)
+OPTIMIZER_SETTINGS = ("momentum", "weight_decay", "nesterov", "dampening", "alpha", "eps", "amsgrad", "centered")
+
+
+def group_key(selector: str, rate: str) -> str:
+    """The value of a configuration that is the rate of some layers: net["conv*"].lr"""
+    return f'net["{selector}"].{rate}'
+
+
+def template() -> str:
+    """A commented config file in TOML, with every setting."""
+    lines = [
+        '# What `evaluate` trains models on, and how: evaluate m from ... with config = "this file"',
+        "# Every line that begins with one # shows a default, or an example.",
+        "",
+    ]
+    for each in SETTINGS.values():
+        shown = _shown(each)
+        options = f": {', '.join(each.options)}" if each.options else ""
+        meaning = f"{each.meaning}{options}".strip(": ")
+        lines.append(f"{shown:<32}# {meaning}" if meaning else shown)
+    return "\n".join([*lines, "", *_TEMPLATE_TABLES, ""])
+
+
+def _shown(setting: Setting) -> str:
+    if setting.name == "input_data":
+        return f'input_data = "{DIGITS}"'
+    examples = {"momentum": 0.9, "weight_decay": 1e-4, "nesterov": True, "dampening": 0.0, "alpha": 0.99, "eps": 1e-8,
+                "amsgrad": True, "centered": True, "mode": "min", "workers": 2}  # fmt: skip
+    value = examples.get(setting.name) if setting.default is None else setting.default
+    text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else f"{value}"
+    return f"# {setting.name} = {text}"
+
+
+_TEMPLATE_TABLES = (
+    "# Learning rates of layers; lr_mult is a multiple of base_lr. Of several that match a layer, the last counts.",
+    '# [net."conv*"]',
+    "# lr_mult = 0.1",
+    "",
+    "# Data sets by name. Paths are below the folder of this file, and may have wildcards.",
+    "# [data]",
+    '# small = "small.npz"                       # a file with x and y, which is split',
+    "# [data.large]",
+    '# train = ["large/train-*.parquet"]         # a file for each partition',
+    '# eval = ["large/eval-*.parquet"]',
+)

@@ -1,0 +1,132 @@
+"""The networks and weights that an evaluation trains: those of versions, and those that a query derives from them.
+
+They are written into files, since a run must be able to go on, and be repeated, whatever becomes of the versions.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regatta.data import Dataset
+from regatta.dql.networks.derived_models import DEFAULT_SEED, DerivedModel, network_of
+from regatta.dql.networks.layer_sets import NamedLayers
+from regatta.dql.selectors import SelectorPattern
+from regatta.errors import DataError, UsageError
+from regatta.network.graph import Network
+from regatta.network.shapes import show_shape
+from regatta.paths import STATE_SUFFIX
+from regatta.repo.catalog.records import SHORT
+
+if TYPE_CHECKING:
+    from regatta.network.torch.start_models import StartModels
+    from regatta.repo import Repo, Version
+
+STAGING = "models-"  # the beginning of the name of a folder in the repository, until its run has one
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """`key` is the value `model` of configurations, and `base` the id of the version whose weights it has."""
+
+    key: str
+    name: str
+    base: str
+    network: Network
+    weights: Callable[[], Mapping[str, Any]]
+
+
+def start_models(repo: Repo, found: Sequence[Version] | Sequence[DerivedModel]) -> list[StartModel]:
+    """The models in their order, each under a key of its own."""
+    digits = SHORT
+    while len({each.id[:digits] for each in found}) < len(found):
+        digits += 1
+    return [
+        _of_derived(each, each.id[:digits])
+        if isinstance(each, DerivedModel)
+        else _of_version(repo, each, each.id[:digits])
+        for each in found
+    ]
+
+
+def _of_derived(model: DerivedModel, key: str) -> StartModel:
+    names = list(model.network.parameters)
+    return StartModel(key, model.name, model.source.id, model.network, lambda: model.weights(names))
+
+
+def _of_version(repo: Repo, version: Version, key: str) -> StartModel:
+    network = network_of(repo, version)
+    return StartModel(key, version.reference, version.id, network, lambda: _weights(repo, version, network))
+
+
+def _weights(repo: Repo, version: Version, network: Network) -> Mapping[str, Any]:
+    """The weights of the newest snapshot; where there is none, all layers are initialised."""
+    from regatta.network.torch.initialise import initial_weights
+    from regatta.store.torch_tensors import torch_tensors
+
+    names = list(network.parameters)
+    if not repo.catalog.snapshots(version):
+        return initial_weights(network, names, DEFAULT_SEED)
+    weights = repo.weights(version)
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise DataError(
+            f"The weights of {version.reference} do not have {missing[0]!r:.200}, which its network needs.",
+            hint="Commit the network that belongs to the weights.",
+        )
+    return torch_tensors(weights.read(names))
+
+
+def check_inputs(models: Sequence[StartModel], dataset: Dataset) -> None:
+    """Refuse models that do not take the rows of the data."""
+    row = dataset.columns[0].shape if dataset.columns else None  # an input_fn reads it
+    for model in models:
+        inputs = model.network.inputs
+        if len(inputs) != 1:
+            raise UsageError(f"The network of {model.name} has {len(inputs)} inputs; one can be trained.")
+        shape = (inputs[0].shape or ())[1:]
+        sizes = [size for size in shape if size is not None]
+        known = row is not None and inputs[0].shape is not None and len(sizes) == len(shape)
+        if known and math.prod(sizes) != math.prod(row or ()):
+            raise UsageError(
+                f"The model {model.name} takes inputs of the shape {show_shape(shape)}; "
+                f"the rows of {dataset.name} have the shape {show_shape(row or ())}.",
+                hint="Give data that the model was made for, or derive a network for the data.",
+            )
+
+
+@contextmanager
+def staged(
+    models: Sequence[StartModel], groups: Mapping[str, SelectorPattern], repository: Path
+) -> Iterator[StartModels]:
+    """The models in files. They are removed at the end, unless a run has taken them."""
+    from regatta.network.torch.start_models import StartModels, parameter_names, write_model
+
+    folder = Path(tempfile.mkdtemp(prefix=STAGING, dir=repository))
+    try:
+        digests, names = dict[str, str](), dict[str, dict[str, tuple[str, ...]]]()
+        for model in models:
+            names[model.key] = {
+                value: parameter_names(model.network, _layers(model, selector)) for value, selector in groups.items()
+            }
+            for value, found in names[model.key].items():
+                if not found:
+                    raise UsageError(
+                        f"config.{value} is the rate of layers, but {model.name} has none of them with weights.",
+                        hint="regatta desc shows its layers.",
+                    )
+            digests[model.key] = write_model(folder / f"{model.key}{STATE_SUFFIX}", model.network, model.weights())
+        yield StartModels(digests, names if groups else {}, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _layers(model: StartModel, selector: SelectorPattern) -> list[str]:
+    names = NamedLayers(model.network).names
+    return [id for id, known in names.items() if selector.match(known) is not None]
