@@ -87,6 +87,11 @@ class Relation:
         query = self._prepared.query
         return not isinstance(query, BoundSelect) or bool(derived_sources(query))
 
+    @property
+    def trains(self) -> bool:
+        """Whether the query is an evaluate, which launches a run."""
+        return type(self._prepared.query) in LAUNCHERS
+
     # More conditions
 
     def where(self, condition: str, **parameters: Any) -> Relation:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from regatta.checks import check_names
 from regatta.configuration import Scalar
 from regatta.dql.evaluation.bound_evaluate import BoundAxis, BoundEvaluate, BoundSetting
 from regatta.dql.evaluation.config_file import Config, read_config
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from regatta.sweep import Sweep
 
 _SWEEP_SETTINGS = ("epochs", "metric", "mode", "seed", "visits", "workers", "partitions", "eval_fraction")
+OPTIONS = ("name", "workers", "cluster", "pack", "load_sweep")
 LAUNCH_OPTIONS = ("wait", "progress", "resume", "changed_code")  # of `Sweep.launch`
 
 
@@ -56,8 +58,9 @@ class Evaluation:
 def launch_evaluation(context: QueryContext, query: BoundEvaluate) -> Run:
     """Train what a query enumerates, as one run."""
     context.repo.check_writable()
-    prepared = prepare_evaluation(context, query)
     options = dict(context.launch)
+    check_names("launch", options, (*LAUNCH_OPTIONS, *OPTIONS))
+    prepared = prepare_evaluation(context, query)
     with swept(context, prepared, options) as sweep:
         return sweep.launch(**{name: options[name] for name in LAUNCH_OPTIONS if name in options})
 
@@ -67,7 +70,7 @@ def evaluate_versions(context: QueryContext, query: BoundEvaluate) -> list[Versi
     from regatta.dql.evaluation.result import evaluation_rows
 
     run = launch_evaluation(replace(context, launch={**context.launch, "wait": True}), query)
-    kept = [row["version"] for row in evaluation_rows(run, context.repo) if row["result"] == "kept"]
+    kept = [row["version"] for row in evaluation_rows(run) if row["result"] == "kept"]
     return [context.repo.resolve(version) for version in kept if version is not None]
 
 

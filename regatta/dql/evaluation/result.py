@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from regatta.journal.run_record import ConfigRecord, RunRecord
+from regatta.paths import MODELS, STATE_SUFFIX
+from regatta.safetensors_io import read_header
 
 if TYPE_CHECKING:
-    from regatta.repo import Repo
     from regatta.run import Run
 
 ENDED = "ended"  # by the search, before the last epoch
 
 
-def evaluation_rows(run: Run, repo: Repo) -> list[dict[str, Any]]:
+def evaluation_rows(run: Run) -> list[dict[str, Any]]:
     """Model, the values that differ, epochs, iterations, the metric, kept or stopped, and the version of each."""
-    record, verdicts = run.record, run.verdicts()
-    names = _names(record, repo)
+    record, verdicts, names = run.record, run.verdicts(), _names(run)
     differing = _differing(record)
     rows = []
     for config in record.leaderboard():
@@ -36,15 +37,13 @@ def evaluation_rows(run: Run, repo: Repo) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["result"] != "kept")
 
 
-def _names(record: RunRecord, repo: Repo) -> dict[str, str]:
-    """The references of the models' versions; where several come from one version, with their key."""
-    bases: Mapping[str, str] = record.header.get("base", {})
-    shared = [base for base in bases.values() if list(bases.values()).count(base) > 1]
+def _names(run: Run) -> dict[str, str]:
+    """The names of the models; with their key, where several have the same."""
     found = {}
-    for key, base in bases.items():
-        name = repo.catalog.of_id(base).reference if repo.catalog.has(base) else base[: len(key)]
-        found[key] = f"{name} {key}" if base in shared or not base.startswith(key) else name
-    return found
+    for path in sorted((run.folder / MODELS).glob(f"*{STATE_SUFFIX}")):
+        found[path.stem] = str(read_header(path).metadata.get("name") or path.stem)
+    counts = Counter(found.values())
+    return {key: f"{name} {key}" if counts[name] > 1 else name for key, name in found.items()}
 
 
 def _differing(record: RunRecord) -> list[str]:

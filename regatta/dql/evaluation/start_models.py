@@ -121,7 +121,9 @@ def staged(
                         f"config.{value} is the rate of layers, but {model.name} has none of them with weights.",
                         hint="regatta desc shows its layers.",
                     )
-            digests[model.key] = write_model(folder / f"{model.key}{STATE_SUFFIX}", model.network, model.weights())
+            digests[model.key] = write_model(
+                folder / f"{model.key}{STATE_SUFFIX}", model.network, model.weights(), model.name
+            )
         yield StartModels(digests, names if groups else {}, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -102,10 +102,10 @@ class StartModels:
 _READ: dict[tuple[str, str], tuple[Network, Mapping[str, torch.Tensor]]] = {}
 
 
-def write_model(path: Path, network: Network, weights: Mapping[str, torch.Tensor]) -> str:
-    """Write a network and its weights into a file, and return the hash of the file."""
+def write_model(path: Path, network: Network, weights: Mapping[str, torch.Tensor], name: str = "") -> str:
+    """Write a network and its weights into a file, and return the hash of the file. The name is for people."""
     plain = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
-    save_file(plain, path, {_NETWORK: to_json(network)})
+    save_file(plain, path, {_NETWORK: to_json(network), "name": name})
     return _digest(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-models", metavar="N", type=int, help="refuse to make or train more models than this (default: 1000)"
     )
+    parser.add_argument("--workers", metavar="N", type=int, help="how many workers train what an evaluate enumerates")
+    parser.add_argument("--template", action="store_true", help="print a commented config file for evaluate")
     parser.add_argument("--all", action="store_true", help=f"show every row, not only {MOST_ROWS}")
     parser.add_argument("--parquet", metavar="FILE", help="write the rows to a Parquet file")
     table_options.add_table(parser)
@@ -50,6 +53,11 @@ def run(args: argparse.Namespace) -> int:
     table_options.check(args)
     if args.analyze and not args.explain:
         raise UsageError("--analyze needs --explain.")
+    if args.template:
+        from regatta.dql.evaluation.settings import template
+
+        ui.write(template().rstrip())
+        return 0
     with opened_repo(args) as repo:
         if args.saved or args.forget is not None:
             _saved(repo, args)
@@ -62,28 +70,33 @@ def run(args: argparse.Namespace) -> int:
         elif args.save is not None:
             _save(repo, text, args)
         else:
-            answer(repo, text, args)
+            return answer(repo, text, args)
     return 0
 
 
-def answer(repo: Repo, text: str, args: argparse.Namespace) -> None:
-    """Run a query, and print what it returns."""
+def answer(repo: Repo, text: str, args: argparse.Namespace) -> int:
+    """Run a query, and print what it returns; returns the exit code."""
+    from regatta.cli.load_sweep import load_sweep
     from regatta.dql.relation import query
     from regatta.dql.run import MAX_MODELS, QueryContext
 
     most = MAX_MODELS if args.max_models is None else args.max_models
     if most < 0:
         raise UsageError(f"The number of models is {most}; it cannot be negative.")
-    context = QueryContext(repo, text, max_models=most, say=ui.message)
+    launch = {"load_sweep": load_sweep} if args.workers is None else {"load_sweep": load_sweep, "workers": args.workers}
+    context = QueryContext(repo, text, max_models=most, launch=launch, say=ui.message)
     relation = query(context, assignments(args.values, "name=alexnet") if args.values else {})
     if args.explain or relation.explains:
         _explain(relation, args)
+    elif relation.trains:
+        return _train(relation, args)
     elif args.parquet is not None:
         _write_parquet(relation, Path(args.parquet))
     elif relation.models:
         _show_versions(repo, relation, args)
     else:
         _show_rows(relation, args)
+    return 0
 
 
 def _text(args: argparse.Namespace) -> str | None:
@@ -175,8 +188,23 @@ def _show_versions(repo: Repo, relation: Relation, args: argparse.Namespace) -> 
     table_options.write(version_table(found, tags, complete=complete), args, None if args.all else MOST_ROWS)
 
 
+def _train(relation: Relation, args: argparse.Namespace) -> int:
+    """Train what an evaluate enumerates, and print a row for each model."""
+    from regatta.dql.evaluation.result import evaluation_rows
+
+    run = relation.launch()
+    rows = evaluation_rows(run)
+    if args.json:
+        ui.write_json(run=run.name, status=run.record.status, rows=rows)
+    elif args.parquet is not None:
+        raise UsageError("--parquet is for selects.", hint=f"regatta show {run.name} --parquet FILE")
+    else:
+        _write_table(list(rows[0]), [list(row.values()) for row in rows], args)
+        ui.message(f"\nThe run is {run.name}. More: regatta show {run.name}")
+    return 0 if run.record.status == "done" else 1
+
+
 def _show_rows(relation: Relation, args: argparse.Namespace) -> None:
-    from regatta.cli.output.table import Table, values_column
     from regatta.dql.relation import json_value
 
     rows = [[json_value(value) for value in row] for row in relation.tuples()]
@@ -187,9 +215,15 @@ def _show_rows(relation: Relation, args: argparse.Namespace) -> None:
     if not rows and not table_options.complete(args):
         ui.message("No row matches.")
         return
+    _write_table(relation.columns, rows, args)
+
+
+def _write_table(names: Sequence[str], rows: Sequence[Sequence[Any]], args: argparse.Namespace) -> None:
+    from regatta.cli.output.table import Table, values_column
+
     columns = [
         values_column(name, [row[place] for row in rows if row[place] is not None], 0 if place < 3 else place)
-        for place, name in enumerate(relation.columns)
+        for place, name in enumerate(names)
     ]
     cells = [[_cell(value) for value in row] for row in rows]
     ui.show_wide(args.wide or args.all)
