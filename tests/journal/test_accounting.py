@@ -70,6 +70,12 @@ def test_a_worker_that_runs_no_unit_is_idle() -> None:
     assert worker_accounts(record)["w1"].idle == 10.0
 
 
+def test_a_worker_that_left_before_the_first_unit_was_never_present() -> None:
+    record = run_of(worker("w0", 0.0), worker("w0", 1.0, "down"), worker("w1", 2.0), unit("w1", 2.0, 10.0))
+    assert spans_of(record, "w0") == []
+    assert worker_accounts(record)["w0"].present == 0.0
+
+
 def test_workers_are_present_while_they_profile_models() -> None:
     record = run_of(pilot("w0", 1.0, 4.0), pilot("w1", 3.0, 5.0), worker("w0", 6.0), worker("w1", 6.0),
                     unit("w0", 6.0, 10.0), unit("w1", 8.0, 10.0))  # fmt: skip

@@ -172,9 +172,9 @@ def test_a_run_that_has_just_begun_has_a_page() -> None:
 def test_a_page_of_twenty_thousand_units_stays_small(tmp_path: Path) -> None:
     record = FakeRun(configs=40, partitions=8, epochs=56, workers=8, pilots=False).record()
     assert len(record.units) > 20_000
-    begun = time.perf_counter()
+    begun = time.process_time()
     (tmp_path / "page.html").write_text(page(run_of(record)))
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
     assert (tmp_path / "page.html").stat().st_size < 3_000_000
 
 

@@ -80,6 +80,35 @@ def test_the_estimate_of_a_kind_follows_the_units_of_the_kind_alone() -> None:
     assert estimates.seconds(unit("wide"), "w") > 2 * before
 
 
+def test_a_model_has_the_estimate_of_its_kind_as_soon_as_its_values_are_known() -> None:
+    estimates = widths_profiled()
+    of_all = estimates.seconds(unit("wide"), "w")
+    estimates.add_model("wide", {"width": 4096, "lr": 0.9})
+    assert estimates.seconds(unit("wide"), "w") == pytest.approx(100 * 0.044 + 0.01) != of_all
+
+
+def test_values_may_follow_the_profile() -> None:
+    estimates = Estimates([100])
+    for name, per_row in (("a", 0.01), ("b", 0.5)):
+        estimates.set_profile(name, per_row, 0.0, build="cuda")
+    estimates.add_model("new", {"width": 512, "lr": 0.3})
+    assert estimates.seconds(unit("new"), "w") == pytest.approx(25.5)
+    estimates.add_model("a", {"width": 8, "lr": 0.1})
+    estimates.add_model("b", {"width": 512, "lr": 0.2})
+    assert estimates.seconds(unit("new"), "w") == pytest.approx(50.0)
+
+
+def test_the_estimate_of_a_kind_follows_the_speedup_of_groups() -> None:
+    """What was learned under another speedup counts no more, neither for a model nor for its kind."""
+    estimates = widths_profiled()
+    estimates.add_model("wide", {"width": 4096, "lr": 0.9})
+    estimates.observe(unit("m2"), "w", 100.0)
+    corrected = estimates.seconds(unit("wide"), "v")
+    assert corrected > 100 * 0.044 + 0.02
+    estimates.set_speedup(lambda model: 2.0)
+    assert estimates.seconds(unit("wide"), "v") == pytest.approx(100 * 0.044 / 2 + 0.01)
+
+
 def test_packs_do_not_count_as_models_of_a_kind() -> None:
     """A pack of eight takes several times as long as a model."""
     estimates = Estimates([100])
@@ -91,12 +120,28 @@ def test_packs_do_not_count_as_models_of_a_kind() -> None:
     assert estimates.seconds(unit("new"), "w") == before
     estimates.observe(unit("pack"), "w1", 40.0)
     assert estimates.seconds(unit("new"), "w") == before
+    estimates.set_profile("c", 0.01, 0.0)  # kinds are learned again
+    assert estimates.seconds(unit("new"), "w") == before
+    assert sorted(estimates.models_like("new")) == ["a", "b", "c"]
 
 
 def test_the_first_unit_of_a_model_without_a_profile_is_its_profile() -> None:
     estimates = Estimates([100, 300])
     estimates.observe(unit("a"), "w", 4.0)
     assert estimates.seconds(unit("a", 1), "w") == pytest.approx(12.0)
+
+
+def test_the_first_unit_on_a_slow_worker_does_not_make_its_model_slow() -> None:
+    estimates = Estimates([100])
+    for number in range(20):
+        estimates.set_profile(f"m{number}", 0.01, 0.0)
+        estimates.observe(unit(f"m{number}"), "slow", 3.0)
+        estimates.observe(unit(f"m{number}"), "usual", 1.0)
+    estimates.observe(unit("new"), "slow", 3.0)
+    ratio = estimates.seconds(unit("new"), "slow") / estimates.seconds(unit("new"), "usual")
+    assert estimates.seconds(unit("new"), "slow") == pytest.approx(3.0)
+    assert ratio == pytest.approx(3.0, rel=0.2)
+    assert estimates.mean_seconds("train", "new") < 2.5
 
 
 def test_the_first_unit_scales_the_estimate_of_the_kind() -> None:
