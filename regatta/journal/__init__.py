@@ -4,6 +4,7 @@
     run_record.py     RunRecord: a journal folded into the state of a run, live or past
     accounting.py     where time and bytes went
     trace.py          units as rows and as a Chrome trace
+    time_left.py      how much training is left
     analysis.py       what a run took beside what its plan expected
     lock.py           one controller per run
 
