@@ -27,6 +27,12 @@ Constant: TypeAlias = "str | int | float | bool | tuple[int, ...]"
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "<>": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
+# What `function` may be. In the templates of kinds that have one by default, another text is the name of the layer.
+_FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "POOL": ("max", "avg"), "NORM": ("batch", "layer", "group", "instance", "rms", "local"),
+    "DROPOUT": ("elements", "channels", "alpha"), "ATTENTION": ("multihead", "dot_product"),
+    "RNN": ("lstm", "gru", "rnn_tanh", "rnn_relu"), "REDUCE": ("mean", "sum", "max", "min"),
+}  # fmt: skip
 _TYPES = {"int": "a number", "number": "a number", "bool": "true or false", "text": "a text", "ints": "numbers"}
 
 
@@ -116,7 +122,14 @@ def bind_layer(template: tree.NodeTemplate, text: str) -> LayerTemplate:
         if not isinstance(each, tree.Compare) or each.operator != "=":
             raise QueryError("A new layer takes values: name = value.", text, each.span)
         test = _test(kind, each, text)
-        attributes[test.name] = test.values[0]
+        value = test.values[0]
+        attributes[test.name] = value.lower() if test.name == "function" and isinstance(value, str) else value
+    chosen, known = attributes.get("function"), _FUNCTIONS.get(kind, ())
+    if chosen is not None and known and chosen not in known:
+        hint = f"It has {', '.join(known)}."
+        raise QueryError(
+            f"{kind} has no function {chosen!r:.60}.", text, template.span, candidates=nearest(chosen, known), hint=hint
+        )
     return LayerTemplate(kind, attributes, "" if name is None else str(name.value))
 
 
@@ -166,7 +179,8 @@ def _arguments(template: tree.NodeTemplate, text: str) -> tuple[str | None, tree
     """The function, the name, and the arguments with names."""
     plain = [each for each in template.arguments if isinstance(each, tree.Value)]
     named: list[tree.Expression] = [each for each in template.arguments if not isinstance(each, tree.Value)]
-    has_function = "function" in KINDS[template.kind.upper()].types if template.kind.upper() in KINDS else False
+    kind = KINDS.get(template.kind.upper())
+    has_function = kind is not None and "function" in kind.types
     most = 2 if has_function else 1
     if len(plain) > most or any(not isinstance(each.value, str) for each in plain):
         wrong = next((each for each in plain if not isinstance(each.value, str)), plain[-1])
@@ -174,8 +188,15 @@ def _arguments(template: tree.NodeTemplate, text: str) -> tuple[str | None, tree
         raise QueryError(
             f"{template.kind.upper()} takes {takes} in quotes, and hyperparameters as name = value.", text, wrong.span
         )
-    function = str(plain.pop(0).value) if has_function and plain else None
+    first = str(plain[0].value) if plain else ""
+    is_function = has_function and plain and (len(plain) == 2 or not _is_name_alone(template.kind.upper(), first))
+    function = str(plain.pop(0).value) if is_function else None
     return function, plain[0] if plain else None, named
+
+
+def _is_name_alone(kind: str, text: str) -> bool:
+    """Whether the only text of a template is the name: DROPOUT("drop1")."""
+    return "function" in KINDS[kind].defaults and text.lower() not in _FUNCTIONS[kind]
 
 
 def _test(kind: str, argument: tree.Expression, text: str) -> AttributeTest:

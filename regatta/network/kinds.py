@@ -20,6 +20,7 @@ MAX_ATTRIBUTES = 64
 MAX_ITEMS = 4096  # in one attribute, all its lists together
 MAX_NESTING = 4
 MAX_TEXT = 4096
+MAX_DIMS = 30  # axes beside those of samples and channels
 MAX_INTEGER = 2**63
 
 
@@ -211,6 +212,8 @@ def _check_type(kind: LayerKind, name: str, value: Attribute, place: str | None)
         raise DataError(
             f"{kind.name} has no attribute {name!r:.80}.", place=place, candidates=nearest(name, kind.types)
         )
+    if name == "dims" and not (isinstance(value, int) and 0 < value <= MAX_DIMS):
+        raise DataError(f"{kind.name}'s 'dims' is {value!r:.80}, not a number from 1 to {MAX_DIMS}.", place=place)
     if not _has_type(value, kind.types[name]):
         raise DataError(f"{kind.name}'s {name!r} is {value!r:.80}, not {_TYPE_NAMES[kind.types[name]]}.", place=place)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from regatta.errors import ConflictError, UsageError, nearest
 from regatta.network.graph import Edge, Network, Node, Parameter, Shape
-from regatta.network.kinds import KINDS, kind_of
+from regatta.network.kinds import KINDS, MAX_DIMS, kind_of
 from regatta.network.shapes import Layer, Output, layer_of, output_shape, show_shape
 
 N_ARY = frozenset(("ADD", "MUL", "MAXIMUM", "MINIMUM", "CONCAT", "STACK"))  # take any number of operands
@@ -246,33 +246,47 @@ def _completed(layer: Layer, template: LayerTemplate) -> Layer:
     for name, value in _sizes_from_operand(layer, template.kind, attributes).items():
         attributes.setdefault(name, value)
     needed = [name for name in _REQUIRED.get(template.kind, ()) if attributes.get(name) is None]
+    choice = _ONE_OF.get(template.kind, ())
+    if choice and all(attributes.get(name) is None for name in choice):
+        needed.append(" or ".join(choice))
     if needed:
         shapes = "" if shape is None else f" after an output of shape {show_shape(shape)}"
         raise UsageError(f"{template.kind} {layer.node.id!r}{shapes} needs {' and '.join(needed)}.")
+    if template.kind in _SEVERAL_OPERANDS and len(layer.operands) < 2:
+        raise UsageError(f"{template.kind} {layer.node.id!r} needs several inputs, and has one here.")
     return replace(layer, node=replace(layer.node, attributes=attributes))
 
 
 _REQUIRED = {
     "CONV": ("dims", "in", "out", "kernel"), "POOL": ("dims", "function"), "FULL": ("in", "out"), "NORM": ("function",),
     "EMBED": ("count", "features"), "ATTENTION": ("features", "heads"), "RNN": ("function", "in", "hidden"),
-    "MATH": ("function",), "REDUCE": ("function",), "RESHAPE": ("shape",), "CAST": ("dtype",),
+    "MATH": ("function",), "REDUCE": ("function",), "RESHAPE": ("shape",), "CAST": ("dtype",), "EXPAND": ("shape",),
+    "SELECT": ("item",), "SLICE": ("index",), "PAD": ("padding",), "CONSTANT": ("value",),
 }  # fmt: skip
+_ONE_OF = {
+    "POOL": ("kernel", "output"), "SPLIT": ("count", "size", "sizes"), "TRANSPOSE": ("order", "swap"),
+    "RESIZE": ("size", "scale"),
+}  # fmt: skip
+_SEVERAL_OPERANDS = frozenset(("MATMUL", "ATTENTION"))
 
 
 def _expanded(kind: str, attributes: Mapping[str, Any], dims: Any) -> dict[str, Any]:
     """`kernel=3` is (3, 3) for images, and padding="same" is what keeps their size."""
     types = KINDS[kind].types
+    has_dims = isinstance(dims, int) and 0 < dims <= MAX_DIMS
     made = {
-        name: (value,) * dims
-        if types.get(name) == "ints" and isinstance(value, int) and isinstance(dims, int)
-        else value
+        name: (value,) * dims if types.get(name) == "ints" and isinstance(value, int) and has_dims else value
         for name, value in attributes.items()
     }
     if made.get("padding") == "same" and isinstance(made.get("kernel"), tuple):
         from regatta.network.torch.modules import same_padding
 
         dilation = made.get("dilation") or (1,) * len(made["kernel"])
-        made["padding"] = tuple(same_padding(list(made["kernel"]), list(dilation)))
+        try:
+            made["padding"] = tuple(same_padding(list(made["kernel"]), list(dilation)))
+        except (ValueError, TypeError):
+            problem = f"{kind} has a kernel of {made['kernel']} with a dilation of {dilation}"
+            raise UsageError(f"{problem}, so padding='same' has no size.") from None
     return made
 
 

@@ -16,6 +16,7 @@ from regatta.network.axis_order import concat_axis, has_channels_last
 from regatta.network.graph import Network, Node, Shape
 from regatta.network.kinds import KINDS, parse_index
 
+MAX_PARTS = 100_000  # of a split
 Output: TypeAlias = "Shape | list[Output] | None"  # a list for layers with several outputs; None if unknown
 Rule: TypeAlias = "Callable[[Layer], Output]"
 
@@ -79,7 +80,13 @@ def output_shape(layer: Layer) -> Output:
     """The shape of a layer's output; raises ShapeError if its operands do not fit."""
     node = layer.node
     if node.kind in _RULES:
-        return _RULES[node.kind](layer)
+        try:
+            return _RULES[node.kind](layer)
+        except (TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError) as error:
+            if isinstance(error, ShapeError):
+                raise
+            settings = ", ".join(f"{name}={value}" for name, value in node.attributes.items()) or "no hyperparameters"
+            raise layer.error(f"cannot be computed with {settings:.300}") from error
     if KINDS[node.kind].family == "activation" or node.kind in _UNCHANGED:
         return layer.first
     return node.shape  # a layer that only its framework knows
@@ -353,6 +360,8 @@ def _split(layer: Layer) -> Output:
         if whole is None:
             return None
         size = get("size") if get("count") is None else -(-whole // get("count"))
+        if whole > MAX_PARTS * size:
+            raise layer.error(f"makes more than {MAX_PARTS:,} parts")
         sizes = [min(size, whole - start) for start in range(0, whole, size)]
     elif whole is not None and sum(sizes) != whole:
         raise layer.error(f"splits {sum(sizes)}, not {whole}")

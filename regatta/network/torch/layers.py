@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -26,6 +27,8 @@ def can_build(node: Node) -> bool:
         return node.get("function") in _NORMS
     if node.kind == "MATH":
         return node.get("function") in MATH
+    if node.kind == "REDUCE":
+        return node.get("function") in _REDUCTIONS
     if node.kind == "POOL":
         if bool(node.get("output")) or _is_symmetric(node):
             return node.get("function") in ("max", "avg")
@@ -39,7 +42,7 @@ def build_layer(node: Node) -> nn.Module:
     """The module of a node. An error names the node whose hyperparameter PyTorch rejects."""
     try:
         made = _PARTS[node.kind](node)
-    except (TypeError, ValueError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError, IndexError) as error:
         attributes = dict(node.attributes)
         raise DataError(f"{node.kind} with {attributes} cannot be built: {error}", place=f"node {node.id!r}") from error
     return made if isinstance(made, nn.Module) else _FunctionLayer(made)
@@ -47,7 +50,8 @@ def build_layer(node: Node) -> nn.Module:
 
 def node_parameters(node: Node) -> list[Parameter]:
     """The parameters that the module of a node has, named by their roles. Nothing is allocated."""
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tensors without elements
         return list(layer_parameters(build_layer(node), ""))
 
 
@@ -287,8 +291,11 @@ def _binary(node: Node, name: str) -> Any:
     return lambda x: function(x, value)
 
 
+_REDUCTIONS: dict[Any, Any] = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}
+
+
 def _reduce(node: Node) -> Any:
-    function: Any = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}[node.get("function")]
+    function = _REDUCTIONS[node.get("function")]
     return lambda x: function(x, dim=node.get("axes"), keepdim=node.get("keep"))
 
 

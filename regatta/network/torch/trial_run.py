@@ -6,6 +6,7 @@ padding of a pool is at most half of its window. Here every layer is built and r
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 SAMPLES = 2
 _WHOLE_NUMBERS = ("EMBED",)
+_LAYER_ERRORS = (
+    RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError, ArithmeticError,
+)  # fmt: skip
 
 
 def first_failure(network: Network) -> str | None:
@@ -32,7 +36,8 @@ def first_failure(network: Network) -> str | None:
     except UsageError:
         return None
     values: dict[str, Any] = {}
-    with torch.no_grad(), torch.device("meta"):
+    with torch.no_grad(), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for id in run.order:
             node = run.by_id[id]
             given = [values[source] for source in run.sources[id]]
@@ -47,7 +52,7 @@ def first_failure(network: Network) -> str | None:
                     values[id] = build_layer(node).eval()(*given)
                 except DataError as error:
                     return str(error)
-                except (RuntimeError, ValueError, IndexError, TypeError, AssertionError, NotImplementedError) as error:
+                except _LAYER_ERRORS as error:
                     reason = str(error).partition("\n")[0]
                     return f"{node.kind} {id!r:.80} does not take {_shown(given)}: {reason}"
     return None
