@@ -36,6 +36,7 @@ from regatta.dql.networks.bound_networks import (
     BoundReplace,
     BoundSet,
     BoundSlice,
+    inner_derivation,
 )
 from regatta.dql.templates import ANY, as_template, bind_changes, bind_layer
 from regatta.errors import UsageError, nearest
@@ -65,7 +66,7 @@ def bind_slice(binder: Binder, body: tree.Slice) -> BoundSlice:
                     )  # fmt: skip
                 if name in ends:
                     raise binder.error(f"The {name} of the slice is given twice.", part.span)
-                ends[name] = _layers(binder, right)
+                ends[name] = _layers(binder, right, body.name)
             case _:
                 raise binder.error("A slice says where it begins or ends.", part.span, hint=_slice_hint(body))
     for name in _ENDS:
@@ -99,7 +100,16 @@ def _bind_models(binder: Binder, body: tree.Slice | tree.Construct) -> Expressio
             f"{body.name!r:.60} is a model that the query reads; what it makes needs another name.", body.span
         )
     binder.aggregates = "in where"
-    return None if body.where is None else binder.bind_condition(body.where)
+    where = None if body.where is None else binder.bind_condition(body.where)
+    if where is not None and inner_derivation(binder.sources) is not None:
+        model = binder.sources[0].variable
+        wrong = next((part for part in walk(where) if not _is_on_layers(part, model)), None)
+        if wrong is not None:
+            raise binder.error(
+                "Only conditions on layers can stand here: the query in brackets makes networks, and no versions.",
+                wrong.span, hint="Put other conditions into that query.",
+            )  # fmt: skip
+    return where
 
 
 def _one_model(binder: Binder, body: tree.Slice | tree.Construct, layers: Sequence[Nodes]) -> Variable:
@@ -129,13 +139,10 @@ def _into(binder: Binder, body: tree.Slice | tree.Construct) -> str | None:
         raise binder.error(error.message, body.span) from None
 
 
-def _layers(binder: Binder, expression: tree.Expression) -> Nodes:
-    if isinstance(expression, tree.Path) and binder.find_variable(expression.root) is None:
-        known = binder.visible()
-        raise binder.error(
-            f"There is no model {expression.root!r:.60} to select layers of.", expression.span,
-            candidates=nearest(expression.root, known), hint=f"There is {', '.join(known)}.",
-        )  # fmt: skip
+def _layers(binder: Binder, expression: tree.Expression, made: str) -> Nodes:
+    if isinstance(expression, tree.Path) and expression.root == made:
+        known = ", ".join(binder.visible())
+        raise binder.error(f"{made!r:.60} is what the query makes; layers are selected in {known}.", expression.span)
     return binder.bind_nodes(expression)
 
 
@@ -170,7 +177,7 @@ def _mutation(binder: Binder, part: tree.Expression, body: tree.Construct) -> Bo
         raise binder.error(
             f"{step.name!r:.60} is no mutation.", step.span, candidates=nearest(step.name, MUTATIONS), hint=hint
         )
-    layers = _layers(binder, replace(path, steps=path.steps[:-1]))
+    layers = _layers(binder, replace(path, steps=path.steps[:-1]), body.name)
     if step.name in ("insert", "replace"):
         templates = _templates(binder, step, options, layers)
         kind = BoundInsert if step.name == "insert" else BoundReplace

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from regatta.dql.bound import Bound, BoundSelect, Expression, Nodes
+from regatta.dql.bound import Bound, BoundSelect, DerivedSource, Expression, Nodes, Source
 from regatta.dql.templates import AttributeTest
 from regatta.network.mutate import LayerTemplate
 
@@ -71,3 +72,11 @@ class BoundConstruct(Bound):
 
 
 BoundDerivation: TypeAlias = BoundSlice | BoundConstruct
+
+
+def inner_derivation(sources: Sequence[Source]) -> BoundDerivation | None:
+    """The slice or construct that is all that a query reads from: its models need not become versions first."""
+    match tuple(sources):
+        case (DerivedSource(_, (BoundSlice() | BoundConstruct()) as inner),):
+            return inner
+    return None

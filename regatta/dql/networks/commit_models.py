@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regatta.dql.networks.derived_models import DerivedModel
-from regatta.errors import RegattaError
+from regatta.errors import ConflictError, RegattaError
 
 if TYPE_CHECKING:
     from regatta.repo import Repo, Version
@@ -19,7 +19,14 @@ def commit_models(repo: Repo, models: Iterable[DerivedModel], text: str) -> list
 
     If this is interrupted, the same query makes the rest.
     """
-    return [_existing(repo, model) or _commit(repo, model, text) for model in models]
+    listed = list(models)
+    names, tags = {model.name for model in listed}, {tag.name for tag in repo.tags()}
+    if names & tags:
+        name = min(names & tags)
+        raise ConflictError(
+            f"There is a tag {name!r:.200}; a version cannot have the same name.", hint='Name them: into "name".'
+        )
+    return [_existing(repo, model) or _commit(repo, model, text) for model in listed]
 
 
 def _existing(repo: Repo, model: DerivedModel) -> Version | None:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from regatta.dql.bound import BoundSelect, DerivedSource, Variable
-from regatta.dql.networks.bound_networks import BoundConstruct, BoundDerivation, BoundSlice
+from regatta.dql.bound import BoundSelect
+from regatta.dql.networks.bound_networks import BoundConstruct, BoundDerivation, BoundSlice, inner_derivation
 from regatta.dql.networks.layer_sets import NamedLayers
 from regatta.dql.networks.variants import Constructed, construct, count_variants, name_no_layer, variants
 from regatta.errors import DataError, RegattaError, UsageError
 from regatta.network.graph import Network, Shape
 from regatta.network.json_form import from_json, to_json
 from regatta.network.shapes import ShapeError, show_shape
-from regatta.repo.catalog.names import ID_DIGITS
+from regatta.repo.catalog.names import ID_DIGITS, check_name
 from regatta.repo.catalog.networks import canonical_json
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def same_query(text: str, other: object) -> bool:
 def _bases(
     repo: Repo, query: BoundDerivation, select: Selection, text: str, seed: int, max_models: int
 ) -> Iterator[_Base]:
-    inner = _inner_derivation(query)
+    inner = inner_derivation(query.models.sources)
     if inner is not None:
         models = derive(repo, inner, select, text=text, seed=seed, max_models=max_models)
         for model in models:
@@ -150,14 +150,6 @@ def _bases(
     for version in select(query.models):
         if not (text and same_query(text, version.metadata.get("query"))):
             yield _base_of_version(repo, version)
-
-
-def _inner_derivation(query: BoundDerivation) -> BoundDerivation | None:
-    """The slice or construct that a query reads from directly; its models need not become versions first."""
-    match query.models.sources:
-        case (DerivedSource(Variable(), (BoundSlice() | BoundConstruct()) as inner),):
-            return inner
-    return None
 
 
 def _base_of_version(repo: Repo, version: Version) -> _Base:
@@ -248,7 +240,7 @@ def _sliced(layers: NamedLayers, query: BoundSlice) -> Constructed:
 
 def _model(query: BoundDerivation, base: _Base, made: Constructed, seed: int) -> DerivedModel:
     kept, new, dropped = _sorted_weights(base, made.network)
-    name = query.into or f"{base.name}-{query.name}"
+    name = check_name(query.into or f"{base.name}-{query.name}")
     snapshot = "" if base.weights is None else base.weights.snapshot
     parts = (base.version.id, snapshot, to_json(made.network), str(seed), name)
     id = blake3("\0".join(parts).encode(errors="surrogatepass")).hexdigest(length=ID_DIGITS // 2)
@@ -277,7 +269,8 @@ def _sorted_weights(base: _Base, network: Network) -> tuple[tuple[str, ...], tup
     # Tensors that no parameter of the network describes, such as counters of batches, stay with their layer.
     modules = {name.rpartition(".")[0] for name in kept}
     kept += [name for name in shapes if name not in before and name.rpartition(".")[0] in modules]
-    return tuple(kept), tuple(new), tuple(name for name in shapes if name not in kept)
+    used = {*kept, *new}
+    return tuple(kept), tuple(new), tuple(name for name in shapes if name not in used)
 
 
 def _fits(wanted: Shape, found: Shape) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from regatta.dql.bound import And, Bound, CountHas, Has, Nodes, Not, NotEmpty, Or, Step
+from regatta.dql.bound import And, Bound, Constant, Has, Nodes, Not, NotEmpty, Or, Step
 from regatta.dql.selectors import Captures
 from regatta.network.aliases import layer_names
 from regatta.network.graph import Network
@@ -24,9 +24,7 @@ class NamedLayers:
         With `bound`, only paths that start at layers whose captures are those.
         """
         found: dict[str, Captures] = {}
-        for start, captures in self._named(nodes).items():
-            if bound is not None and any(bound.get(key, text) != text for key, text in captures.items()):
-                continue
+        for start, captures in self._starts(nodes, bound or {}).items():
             for id in self._follow({start}, nodes.steps):
                 found.setdefault(id, captures)
         return {node.id: found[node.id] for node in self.network.nodes if node.id in found}
@@ -45,22 +43,21 @@ class NamedLayers:
                 return bool(self.select(nodes, captures))
             case Not(operand):
                 return not self.holds(operand, captures)
+            case Constant(value):
+                return value is True
             case And(operands):
                 return all(self.holds(operand, captures) for operand in operands)
             case Or(operands):
                 return any(self.holds(operand, captures) for operand in operands)
         raise TypeError(f"{type(condition).__name__} is no condition on a network")
 
-    def _named(self, nodes: Nodes) -> Mapping[str, Captures]:
+    def _starts(self, nodes: Nodes, bound: Captures) -> dict[str, Captures]:
         matched = ((id, nodes.selector.match(names)) for id, names in self.names.items())
-        return {id: captures for id, captures in matched if captures is not None}
-
-    def _starts(self, nodes: Nodes, bound: Captures) -> list[str]:
-        return [
-            id
-            for id, captures in self._named(nodes).items()
-            if all(bound.get(key, text) == text for key, text in captures.items())
-        ]
+        return {
+            id: captures
+            for id, captures in matched
+            if captures is not None and all(bound.get(key, text) == text for key, text in captures.items())
+        }
 
     def _follow(self, layers: Iterable[str], steps: Iterable[Step]) -> set[str]:
         reached = set(layers)
@@ -81,6 +78,3 @@ class NamedLayers:
         if test is None:
             return found
         return {id for id in found if test.matches(self.network.by_id[id], self.names[id])}
-
-
-GRAPH_CONDITIONS = (Has, NotEmpty, CountHas, Not, And, Or)

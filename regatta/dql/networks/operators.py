@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regatta.dql.bound import BoundSelect
-from regatta.dql.networks.bound_networks import BoundDerivation
+from regatta.dql.networks.bound_networks import BoundDerivation, inner_derivation
 from regatta.dql.networks.commit_models import commit_models, summary
 from regatta.dql.networks.derived_models import DerivedModel, derive
-from regatta.dql.run import QueryContext, make_versions, plan
+from regatta.dql.run import QueryContext, derived_sources, make_versions, plan
 
 if TYPE_CHECKING:
     from regatta.repo import Version
@@ -31,7 +31,17 @@ def make_derived(context: QueryContext, query: BoundDerivation) -> list[Version]
 
 
 def plan_derived(context: QueryContext, query: BoundDerivation, analyze: bool) -> Mapping[str, Any]:
-    """The select of the sources, and the models that would be made."""
-    models = derived_models(context, query)
-    sources = plan(context, query.models, analyze)
+    """The models that would be made, and the select of their sources.
+
+    If that reads from a query which makes versions, the models are not known before it has run.
+    """
+    if _must_run_first(query):
+        return {"makes": None, "models": [], "from": plan(context, query.models, analyze)}
+    models, inner = derived_models(context, query), inner_derivation(query.models.sources)
+    sources = plan(context, query.models if inner is None else inner, analyze)
     return {"makes": len(models), "models": summary(models), "from": sources}
+
+
+def _must_run_first(query: BoundDerivation) -> bool:
+    inner = inner_derivation(query.models.sources)
+    return bool(derived_sources(query.models)) if inner is None else _must_run_first(inner)
