@@ -52,8 +52,9 @@ class Binder:
 
     def bind_query(self, query: tree.Query) -> BoundQuery:
         """Bind a whole query, in a binder that is made for it."""
-        for binding in query.bindings:
-            if binding.name in self.queries and self.query_binders.get(binding.name) is self:
+        names = [binding.name for binding in query.bindings]
+        for place, binding in enumerate(query.bindings):
+            if binding.name in names[:place]:
                 raise self.error(f"The name {binding.name!r:.60} is given to two queries.", binding.span)
             # A query of `with` sees those before it, and no variables.
             self.query_binders[binding.name] = self._without_variables()

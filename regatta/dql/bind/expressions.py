@@ -270,10 +270,7 @@ def _compare(binder: Binder, found: tree.Compare) -> Expression:
 def _compared(binder: Binder, operator: str, left: Expression, right: Expression, place: tree.Tree) -> Expression:
     left, right = _aligned(binder, left, right)
     if "null" in (left.type, right.type) and left.type not in SET_TYPES and right.type not in SET_TYPES:
-        raise binder.error(
-            f"Nothing is {operator} null." if operator != "<>" else "<> null is never true.", place.span,
-            hint="Write: is null, or is not null",
-        )  # fmt: skip
+        raise binder.error("A comparison with null is never true.", place.span, hint="Write: is null, or is not null")
     if not comparable(left.type, right.type):
         hint = _hint_for_set(left if left.type in SET_TYPES else right)
         raise binder.error(

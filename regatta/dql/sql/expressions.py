@@ -59,8 +59,7 @@ class SqlWriter:
         if part.type == "boolean":
             return f"(CASE {written} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END)"
         if part.type == "list":
-            assert isinstance(part, bound.Constant)
-            return self.parts.bind(json.dumps(part.value, separators=(",", ":"), ensure_ascii=False))
+            return written
         return self.parts.call(functions.quote, written)
 
     def key(self, model: Expression) -> str:
@@ -93,7 +92,7 @@ def _constant(writer: SqlWriter, part: bound.Constant) -> str:
     if part.type == "model":
         return f"(SELECT key FROM model_version WHERE id = {writer.parts.bind(part.value)})"
     if part.type == "list":
-        return writer._as_any(part)
+        return writer.parts.bind(json.dumps(part.value, separators=(",", ":"), ensure_ascii=False))
     return writer.parts.bind(part.value)
 
 
