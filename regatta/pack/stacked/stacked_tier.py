@@ -143,9 +143,9 @@ class StackedTier:
 
     def _keep(self, stack: Stack, found: StackCheck, parts: Sequence[Indices], work: Work) -> None:
         """Count a step that was taken in a comparison."""
-        losses = torch.stack(found.losses).double()
-        for number, member in enumerate(stack.members):
-            member.add_losses(losses[number : number + 1], [len(parts[number])])
+        losses = torch.stack(found.losses).double().split(1)
+        for member, loss, part in zip(stack.members, losses, parts, strict=True):
+            member.add_losses(loss, [len(part)])
             member.advance(self.device_data.rows, 1)
         _consume(stack.members, work, 1)
 
