@@ -372,7 +372,8 @@ class Trainee:
 
     def order(self, rows: int, epoch: int) -> list[np.ndarray]:
         drawn = np.random.default_rng([self.recipe.seed, self.number, epoch]).permutation(rows)
-        return [drawn[start : start + self.batch] for start in range(0, rows, self.batch)]
+        starts = range(0, rows - 1, self.batch)  # batch normalization refuses a last batch of one row
+        return [drawn[start : start + self.batch] for start in starts]
 
     def change(self, kind: str) -> None:
         """What users change by hand between two calls of `train`."""

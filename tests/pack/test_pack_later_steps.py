@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from pack_cases import (
     FakeGraphs,
+    FreezingGraphs,
     Replayed,
     adam,
     assert_same,
@@ -87,18 +88,46 @@ def test_stacked_members_follow_a_schedule_of_momentum(kind: str) -> None:
 
 
 def test_an_attribute_changed_between_calls_reaches_stacks_and_graphs() -> None:
+    given = data()  # other data would drop captured steps
     for pack in (Pack("cpu", rates=AlwaysPays()), graph_pack()):
         members = [pack.load(*adam(mlp(i, dropout=0.5)), loss_fn, 16, seed=i) for i in range(2)]
-        pack.train(data(), epochs=2)
+        pack.train(given, epochs=2)
         for member in members:
             member.model[2].p = 0.0  # type: ignore[index, union-attr]
-        pack.train(data(), epochs=2)
+        pack.train(given, epochs=2)
         for i, member in enumerate(members):
             made = adam(mlp(i, dropout=0.5))
             trained_alone(made, epochs_of(member, 2), i)
             made[0][2].p = 0.0  # type: ignore[index, union-attr]
             trainee, _ = trained_alone(made, [member.order(150, epoch) for epoch in (2, 3)], i)
             assert_same(member, trainee)
+
+
+class Scaled(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.inner, self.factor = mlp(seed), 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.factor
+
+
+def test_a_number_that_a_captured_step_holds_is_changed_between_calls() -> None:
+    def change(made: Any) -> None:
+        made[0].factor, made[1].param_groups[0]["momentum"] = 0.5, 0.5
+
+    given, pack = data(), graph_pack(FreezingGraphs())
+    made, other = (sgd(Scaled(0), momentum=0.9) for _ in range(2))
+    member = pack.load(*made, loss_fn, 15)
+    pack.train(given, epochs=2)
+    assert member.tier == "graph"
+    trained_alone(other, epochs_of(member, 2), 0)
+    change(made)
+    change(other)
+    pack.train(given, epochs=2)
+    assert member.tier == "graph"
+    trainee, _ = trained_alone(other, [member.order(150, epoch) for epoch in (2, 3)], 0)
+    assert_same(member, trainee)
 
 
 @pytest.mark.parametrize("late", [25, 70])

@@ -75,17 +75,17 @@ def assert_equal(case: Case, other: Case, member: Member, losses: list[float]) -
 
 def compare(make: Callable[[int], Case], epochs: int = 4) -> list[Pack]:
     """Train two members in each kind of pack, in two calls, and compare them with plain loops."""
-    found = packs()
+    found, given = packs(), data()  # other data would drop captured steps
     for pack in found:
         cases = [make(number) for number in range(2)]
         members = [case.load(pack) for case in cases]
-        pack.train(data(), epochs=epochs)
-        pack.train(data(), steps=3)
+        pack.train(given, epochs=epochs)
+        pack.train(given, steps=3)
         for number, (case, member) in enumerate(zip(cases, members, strict=True)):
             other = make(number)
             batches = [rows for epoch in range(epochs + 1) for rows in member.order(150, epoch)][: member.taken]
             torch.manual_seed(0)  # the seed of a member
-            assert_equal(case, other, member, other.loop(batches, data()))
+            assert_equal(case, other, member, other.loop(batches, given))
     return found
 
 
@@ -367,18 +367,19 @@ BETWEEN: dict[str, Callable[[Case], None]] = {
 
 @pytest.mark.parametrize("name", BETWEEN)
 def test_what_a_user_replaces_between_two_calls_is_trained(name: str) -> None:
+    given = data()
     for pack in packs():
         cases = [Case(*adam(mlp(number))) for number in range(2)]
         members = [case.load(pack) for case in cases]
-        pack.train(data(), epochs=2)
+        pack.train(given, epochs=2)
         for case in cases:
             BETWEEN[name](case)
-        pack.train(data(), epochs=2)
+        pack.train(given, epochs=2)
         for number, (case, member) in enumerate(zip(cases, members, strict=True)):
             other = Case(*adam(mlp(number)))
-            losses = other.loop([rows for epoch in (0, 1) for rows in member.order(150, epoch)], data())
+            losses = other.loop([rows for epoch in (0, 1) for rows in member.order(150, epoch)], given)
             BETWEEN[name](other)
-            losses += other.loop([rows for epoch in (2, 3) for rows in member.order(150, epoch)], data())
+            losses += other.loop([rows for epoch in (2, 3) for rows in member.order(150, epoch)], given)
             assert_equal(case, other, member, losses)
 
 
@@ -407,3 +408,27 @@ def test_members_must_agree_on_values_that_some_of_them_lack() -> None:
         other = Case(*sgd(mlp(0)), functools.partial(with_default, config=config))
         losses = other.loop([rows for epoch in range(3) for rows in member.order(150, epoch)], data())
         assert member.losses.tolist() == losses
+
+
+NUMBERS_AS_TENSORS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "lr of Adam": lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.01)),
+    "lr of AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=torch.tensor(0.01)),
+    "lr of SGD": lambda m: torch.optim.SGD(m.parameters(), lr=torch.tensor(0.1), momentum=0.9),
+    "betas": lambda m: torch.optim.Adam(
+        m.parameters(), lr=torch.tensor(0.01), betas=(torch.tensor(0.8), torch.tensor(0.99))
+    ),
+    "weight decay": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=torch.tensor(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_AS_TENSORS)
+def test_hyperparameters_that_are_tensors_are_used_as_in_a_plain_loop(name: str) -> None:
+    """Arithmetic with a tensor rounds to its precision, and that with a number does not."""
+
+    def make(number: int) -> Case:
+        model = mlp(number)
+        return Case(model, NUMBERS_AS_TENSORS[name](model))
+
+    stacked, captured = compare(make)
+    assert {member.tier for member in stacked.members} == {"alone"}, stacked.plan()
+    assert {member.tier for member in captured.members} == {"graph"}, captured.plan()
