@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +102,37 @@ const filled = (share, row) => {
   return bytes.filter((value, place) => place % 4 === 3 && value).length / (bytes.length / 4);
 };
 out.filled = [0.12, 0.4, 0.5, 0.6, 0.9].map((share) => filled(share, 1));
+out.written = written;
 out.figures = document.getElementById("figures").textContent;
 """
 
 
+LISTEN = """
+const written = [], fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+  written.push(text);
+  return fillText.call(this, text, ...place);
+};
+"""
+
+
 def test_a_worker_is_drawn_as_idle_only_while_it_is_present(tmp_path: Path) -> None:
-    """Worker w1 trains nothing: it is there in the middle half of the run."""
+    """Worker w1 is there in the middle half of the run, and runs units in half of that."""
     record = FakeRun(workers=1).record()
     start, end = min(unit.start for unit in record.units), max(unit.end for unit in record.units)
     record.workers["w1"] = WorkerRecord("w1")
+    middle = [n for n, u in enumerate(record.units) if abs((u.start - start) / (end - start) - 0.5) < 1 / 8]
+    for number in middle:
+        record.units[number] = replace(record.units[number], worker="w1")
     record.presence["w1"] = [(start + (end - start) / 4, end - (end - start) / 4, 1)]
-    early = "<head><script>window.requestAnimationFrame = (draw) => { draw(); return 0; };</script>"
+    early = f"<head><script>window.requestAnimationFrame = (draw) => {{ draw(); return 0; }};{LISTEN}</script>"
     text = page(Run(Path("made"), record)).replace("<head>", early)
     found = probed(text, PRESENCE, tmp_path)
     assert found["errors"] == []
     before, *during, after = found["filled"]
     assert during == [1, 1, 1]
+    busy = [int(text.removesuffix("% busy")) for text in found["written"] if text.endswith("% busy")]
+    assert 40 <= busy[-1] <= 60, "of the time for which it is present"
     assert 0 < before < 0.4 and 0 < after < 0.4, "a line, and at most one of the axis"
     shares = [int(share) for share in re.findall(r"\((\d+)%\)", found["figures"])]
     assert len(shares) == 4 and sum(shares) == 100

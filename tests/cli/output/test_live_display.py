@@ -144,7 +144,8 @@ def test_a_hundred_configurations_fit_any_terminal(width: int, height: int) -> N
     lines = frame(run, width, height)
     assert len(lines) <= height - 1
     assert f"{run.progress()[0]}/{run.progress()[1]} units" in lines[0]
-    assert lines[1].startswith("w"), "each worker has one line"
+    assert lines[0].rstrip().endswith(" left")
+    assert all(line[0] != " " for line in lines[:3]), "each worker has one line"
     if height >= 10:
         shown = sum(any(line.startswith(config) for line in lines) for config in run.configs)
         assert f"and {100 - shown} more: " in lines[-1]

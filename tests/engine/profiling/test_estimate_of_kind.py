@@ -12,6 +12,7 @@ import torch
 
 from regatta import Cluster, Dataset, Sweep, search
 from regatta.plan.schedule.units import Unit
+from regatta.plan.strategy.costs import UNIT_PAUSE_S
 from regatta.search.predict import forecast
 
 CONFIGS, EPOCHS, NARROW, WIDE = 12, 2, 16, 1536
@@ -62,3 +63,7 @@ def test_plan_and_simulation_estimate_configurations_that_were_not_profiled_alik
     assert strategy.plan is not None
     (row,) = sweep.what_if([1])
     assert row["makespan"] == pytest.approx(strategy.plan.estimate.seconds, rel=0.05)
+    places = [("train", 0), ("train", 1), *(("eval", number) for number in range(len(sweep.dataset.eval)))]
+    units = [Unit(kind, name, epoch, place) for name in planned for epoch in (1, 2) for kind, place in places]
+    seconds = sum(estimates.seconds(each, "w0") for each in units)
+    assert row["makespan"] == pytest.approx(seconds + len(units) * UNIT_PAUSE_S), "with the pauses of the plan"

@@ -56,6 +56,13 @@ def test_a_learning_rate_does_not_decide_on_builds_after_few_profiles() -> None:
     assert builds.label_of("e", {"lr": 0.1, "batch_size": 32, "hidden": 16}) == ""
 
 
+def test_a_learned_label_counts_even_if_the_values_do_not_tell_it() -> None:
+    builds = LabelsByValues()
+    builds.learn("a", {"lr": 0.1}, "one")
+    builds.learn("b", {"lr": 0.1}, "another")
+    assert [builds.label_of(name, {"lr": 0.1}) for name in "ab"] == ["one", "another"]
+
+
 def test_labels_that_are_learned_later_count() -> None:
     builds = LabelsByValues()
     builds.learn("m", {"width": 8}, "small")
