@@ -138,3 +138,10 @@ def test_accuracy_is_the_share_of_right_rows(models: StartModels) -> None:
         wrong[:500] = (wrong[:500] + 1) % 3
         assert accuracy((x, y), module, CONFIG) == {"accuracy": 1.0}
         assert accuracy((x, wrong), module, CONFIG) == {"accuracy": 0.8}
+
+
+def test_equal_models_are_equal_files(tmp_path: Path) -> None:
+    net = small_net()
+    network = from_torch(net, torch.zeros(2, 1, 8, 8))
+    digests = {write_model(tmp_path / f"{n}.safetensors", network, net.state_dict(), "a@1") for n in range(20)}
+    assert len(digests) == 1

@@ -155,7 +155,7 @@ def plan_evaluation(context: QueryContext, query: BoundEvaluate, analyze: bool) 
         "models": [{"model": model.name, "key": model.key} for model in prepared.models],
         "epochs": prepared.goal.epochs,
         "data": prepared.dataset.name,
-        "search": prepared.search.describe()["kind"],
+        "search": "grid" if query.using is None else query.using.search,
         "keep": [str(rule) for rule in query.rules],
         "from": sources,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ def _names(run: Run) -> dict[str, str]:
     """The names of the models; with their key, where several have the same."""
     found = {}
     for path in sorted((run.folder / MODELS).glob(f"*{STATE_SUFFIX}")):
-        found[path.stem] = str(read_header(path).metadata.get("name") or path.stem)
+        found[path.stem] = json.loads(read_header(path).metadata["model"])["name"] or path.stem
     counts = Counter(found.values())
     return {key: f"{name} {key}" if counts[name] > 1 else name for key, name in found.items()}
 

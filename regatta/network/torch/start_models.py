@@ -7,6 +7,7 @@ configuration are those of the optimizer. `named_loss` and `accuracy` are its `l
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ LOSSES: Mapping[str, Any] = {
 OF_CLASSES = ("cross_entropy", "nll", "multi_margin")  # losses for which there is an accuracy
 OPTIMIZER_VALUES = ("momentum", "weight_decay", "nesterov", "dampening", "alpha", "eps", "amsgrad", "centered")
 EVALUATED_ROWS = 1_024  # at once
-_NETWORK = "network"  # the key of the network in the metadata of a file
+METADATA = "model"  # the key of the name and the network in the metadata of a file
 _OPEN_MODELS = 64  # whose network and weights a worker keeps mapped
 
 
@@ -64,6 +65,10 @@ class StartModels:
         network, weights = self._read(str(config["model"]))
         module = to_torch(network, weights)
         return module, make_optimizer(module, config, self.groups.get(str(config["model"]), {}))
+
+    def code_identity(self) -> object:
+        """What makes two of them equal: neither where the files are, nor what was read from them."""
+        return type(self).__name__, sorted(self.digests.items()), repr(self.groups)
 
     def network_of(self, config: Mapping[str, Any]) -> str:
         """The network of a configuration, as JSON."""
@@ -105,7 +110,8 @@ _READ: dict[tuple[str, str], tuple[Network, Mapping[str, torch.Tensor]]] = {}
 def write_model(path: Path, network: Network, weights: Mapping[str, torch.Tensor], name: str = "") -> str:
     """Write a network and its weights into a file, and return the hash of the file. The name is for people."""
     plain = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
-    save_file(plain, path, {_NETWORK: to_json(network), "name": name})
+    # One text: the library writes several in an order that differs each time.
+    save_file(plain, path, {METADATA: json.dumps({"name": name, "network": to_json(network)})})
     return _digest(path)
 
 
@@ -113,7 +119,7 @@ def _read_model(path: Path, digest: str) -> tuple[Network, Mapping[str, torch.Te
     if _digest(path) != digest:
         raise CorruptError("The file is not the model that the run started from.", place=str(path))
     with safe_open(path, "pt") as file:
-        network = from_json(file.metadata()[_NETWORK])
+        network = from_json(json.loads(file.metadata()[METADATA])["network"])
         return network, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
 
 

@@ -66,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
         if text is None:
             from regatta.cli.query_prompt import prompt
 
-            prompt(repo, lambda line: answer(repo, line, args))
+            def shown(line: str) -> None:
+                answer(repo, line, args)
+
+            prompt(repo, shown)
         elif args.save is not None:
             _save(repo, text, args)
         else:
