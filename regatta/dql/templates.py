@@ -234,7 +234,8 @@ def _typed(kind: str, name: str, sign: str, values: tuple[Constant, ...], span: 
     for value in values:
         if not _fits(known[name], value):
             wanted = _TYPES.get(known[name], "a value")
-            raise QueryError(f"{kind}'s {name} is {wanted}, not {_described(value)}.", text, span)
+            whose = name.capitalize() if kind == ANY else f"{kind}'s {name}"
+            raise QueryError(f"{whose} is {wanted}, not {_described(value)}.", text, span)
         if sign not in ("=", "<>", "in") and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise QueryError(f"{_described(value).capitalize()} has no order, so {sign} cannot compare it.", text, span)
     return AttributeTest(name, sign, values)

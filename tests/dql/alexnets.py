@@ -49,7 +49,7 @@ ONNX_LIKE = {
 }  # fmt: skip
 
 
-def alexnet(pools: Sequence[str], relu_first: bool) -> Any:
+def alexnet(pools: Sequence[str], relu_first: bool, activation: str = "relu") -> Any:
     """conv1 to conv5 with pools behind the first, the second and the last, then fc6 to fc8; for images of 8 x 8."""
     from torch import nn
 
@@ -59,7 +59,7 @@ def alexnet(pools: Sequence[str], relu_first: bool) -> Any:
     for number in range(1, 6):
         layers[f"conv{number}"] = nn.Conv2d(widths[number - 1], widths[number], 3, padding=1)
         pooled = {1: 0, 2: 1, 5: 2}.get(number)
-        parts = [(f"relu{number}", nn.ReLU())]
+        parts = [(f"{activation}{number}", nn.ReLU())]
         if pooled is not None:
             parts.insert(int(relu_first), (f"pool{number}", pool[pools[pooled]](2)))
         layers.update(parts)
@@ -80,7 +80,7 @@ def train(model: Any, lr: float, steps: int = 3) -> list[float]:
     for _ in range(steps):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -97,7 +97,8 @@ def make_alexnets(folder: Path) -> None:
     with Repo.init(folder) as repo:
         for number, (name, day, pools, relu_first, lr, parent) in enumerate(MODELS):
             torch.manual_seed(number)
-            model = alexnet(pools, relu_first)
+            # The third query of the paper inserts relu1, relu2, ...
+            model = alexnet(pools, relu_first, "act" if name == "alexnet-avgv1" else "relu")
             network = from_torch(model, torch.zeros(1, 1, 8, 8))
             train(model, lr)
             _set_time(repo, day)

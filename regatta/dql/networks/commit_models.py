@@ -56,12 +56,11 @@ def metadata_of(model: DerivedModel, text: str) -> Mapping[str, Any]:
     return {"query": text.strip(), "changes": list(model.changes), "seed": model.seed, "new": list(model.new)}
 
 
-def summary(models: Sequence[DerivedModel], made: Mapping[str, Version] | None = None) -> list[dict[str, Any]]:
-    """A row for each model, for a table or JSON; `made` are the versions by id, if they were made."""
-    versions = made or {}
+def summary(models: Iterable[DerivedModel]) -> list[dict[str, Any]]:
+    """What would be made: a row for each model."""
     return [
         {
-            "version": versions[model.id].reference if model.id in versions else model.name,
+            "name": model.name,
             "parent": model.source.reference,
             "changes": list(model.changes),
             "parameters": model.parameters,
@@ -70,6 +69,21 @@ def summary(models: Sequence[DerivedModel], made: Mapping[str, Version] | None =
             "dropped": list(model.dropped),
         }
         for model in models
+    ]
+
+
+def made_rows(repo: Repo, versions: Sequence[Version]) -> list[dict[str, Any]]:
+    """What was made: a row for each version, with its parent and what is different."""
+    parents = {link.derived: repo.catalog.of_id(link.base).reference for link in repo.links(versions)}
+    return [
+        {
+            "version": version.reference,
+            "parent": parents.get(version.id, ""),
+            "changes": "; ".join(version.metadata.get("changes", ())),
+            "parameters": version.parameters,
+            "new": ", ".join(version.metadata.get("new", ())),
+        }
+        for version in versions
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regatta.dql.bound import BoundSelect
-from regatta.dql.networks.bound_networks import BoundDerivation, inner_derivation
+from regatta.dql.networks.bound_networks import BoundDerivation, BoundSlice, inner_derivation
 from regatta.dql.networks.commit_models import commit_models, summary
 from regatta.dql.networks.derived_models import DerivedModel, derive
 from regatta.dql.run import QueryContext, derived_sources, make_versions, plan
@@ -27,7 +27,11 @@ def derived_models(context: QueryContext, query: BoundDerivation) -> list[Derive
 def make_derived(context: QueryContext, query: BoundDerivation) -> list[Version]:
     """Make versions of the models, after all of them were checked."""
     context.repo.check_writable()
-    return commit_models(context.repo, derived_models(context, query), context.text)
+    models = derived_models(context, query)
+    known = sum(context.repo.catalog.has(model.id) for model in models)
+    if known:
+        context.say(f"{known:,} of {len(models):,} models are versions already")
+    return commit_models(context.repo, models, context.text)
 
 
 def plan_derived(context: QueryContext, query: BoundDerivation, analyze: bool) -> Mapping[str, Any]:
@@ -35,11 +39,13 @@ def plan_derived(context: QueryContext, query: BoundDerivation, analyze: bool) -
 
     If that reads from a query which makes versions, the models are not known before it has run.
     """
+    kind = "slice" if isinstance(query, BoundSlice) else "construct"
+    inner = inner_derivation(query.models.sources)
+    source = plan(context, query.models if inner is None else inner, analyze)
     if _must_run_first(query):
-        return {"makes": None, "models": [], "from": plan(context, query.models, analyze)}
-    models, inner = derived_models(context, query), inner_derivation(query.models.sources)
-    sources = plan(context, query.models if inner is None else inner, analyze)
-    return {"makes": len(models), "models": summary(models), "from": sources}
+        return {"kind": kind, "from": source}
+    models = derived_models(context, query)
+    return {"kind": kind, "models_to_make": len(models), "model": summary(models), "from": source}
 
 
 def _must_run_first(query: BoundDerivation) -> bool:

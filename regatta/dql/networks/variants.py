@@ -117,6 +117,7 @@ class _Script:
         network = layers.network
         self._layers, self._conditions = layers, conditions
         self._taken = {node.id for node in network.nodes} | {node.name for node in network.nodes if node.name}
+        self._made: set[str] = set()  # names of new layers
         self._last: dict[str, str] = {}  # the layer that was inserted last after this one
         self._renamed: dict[str, str] = {}  # what stands in the place of a layer
         self._done: dict[str, set[str]] = {}  # what was done with a layer: "deleted", "replaced", or what was set
@@ -213,8 +214,11 @@ class _Script:
         """The template with its own name, or else one after its kind."""
         if template.name:
             if template.name in self._taken:
+                known = template.name not in self._made
                 raise ConflictError(
-                    f"The network has a layer {template.name!r:.200} already.",
+                    f"The network has a layer {template.name!r:.200} already."
+                    if known
+                    else f"Two new layers would be called {template.name!r:.200}.",
                     hint='Number new layers by captures: m["conv*($1)"].insert = RELU("relu$1").',
                 )
             name = template.name
@@ -224,6 +228,7 @@ class _Script:
                 number += 1
                 name = f"{template.kind.lower()}_{number}"
         self._taken.add(name)
+        self._made.add(name)
         return replace(template, name=name)
 
 
