@@ -377,6 +377,18 @@ def test_text_of_the_index_that_is_not_text_is_an_error_of_the_store(tmp_path: P
         path.write_bytes(content)
 
 
+def test_a_table_whose_name_is_no_text_by_now_is_an_error_of_the_store(store: ParameterStore) -> None:
+    """SQLite names the table in its message, as bytes that Python cannot decode."""
+    db = sqlite3.connect(store.path / "index.sqlite")
+    db.execute("PRAGMA writable_schema = ON")
+    db.execute("UPDATE sqlite_master SET name = CAST(x'70ff' AS TEXT), sql = 'no table' WHERE name = 'packs'")
+    db.execute("PRAGMA schema_version = 999")
+    db.commit()
+    db.close()
+    with pytest.raises(CorruptError, match="cannot be read"):
+        store.index._all("SELECT 1 FROM packs")
+
+
 def test_no_rebuild_while_another_process_has_the_store_open(store: ParameterStore, tmp_path: Path) -> None:
     with pytest.raises(ConflictError):
         ParameterStore.rebuild(store.path)
