@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from regatta.configuration import Scalar
-from regatta.dql.evaluation.settings import GROUP_SETTINGS, SETTINGS
+from regatta.dql.evaluation.settings import GROUP_SETTINGS, SETTINGS, nearest_settings
 from regatta.dql.selectors import SelectorError, SelectorPattern, parse_selector
 from regatta.errors import MissingExtraError, NotFoundError, UsageError, nearest
-from regatta.format import brief
+from regatta.format import brief, type_name
 
 if TYPE_CHECKING:
     from regatta.sweep import Sweep
 
 MAX_BYTES = 2**20
-SUFFIXES = (".toml", ".yaml", ".yml", ".json", ".py")
+SUFFIXES = (".toml", ".yaml", ".yml", ".json", ".py")  # a file without one is TOML
 TABLES = ("net", "data")
 LoadSweep = Callable[[str], "Sweep"]
 
@@ -68,7 +68,7 @@ def read_config(name: str, *, saved: str | None = None, load_sweep: LoadSweep | 
     """The config in a file. `saved` is the saved query that names it, if it is not the user; FILE:name for Python."""
     path = Path(name)
     file = Path(name.rpartition(":")[0]) if not path.exists() and name.rpartition(":")[0].endswith(".py") else path
-    if file.suffix not in SUFFIXES:
+    if file.suffix not in ("", *SUFFIXES):
         raise UsageError(
             f"A config file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; this is {name!r:.200}.",
             hint="regatta query --template > config.toml",
@@ -114,7 +114,7 @@ def _text(path: Path) -> str:
 
 
 def _parsed(path: Path, text: str) -> object:
-    if path.suffix == ".toml":
+    if path.suffix in ("", ".toml"):
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -147,7 +147,7 @@ def _parsed_yaml(path: Path, text: str) -> object:
 
 
 def _malformed(path: Path, line: int, why: str) -> UsageError:
-    kind = {".toml": "TOML", ".json": "JSON"}.get(path.suffix, "YAML")
+    kind = {"": "TOML", ".toml": "TOML", ".json": "JSON"}.get(path.suffix, "YAML")
     return UsageError(f"The config is not {kind}: {why}.", place=f"{path}:{line}")
 
 
@@ -161,7 +161,7 @@ class _Reader:
 
     def config(self) -> Config:
         if not isinstance(self.content, Mapping):
-            raise UsageError(f"A config is a table of settings, not {brief(self.content)}.", place=str(self.path))
+            raise UsageError(f"A config is a table of settings, not {type_name(self.content)}.", place=str(self.path))
         values: dict[str, Any] = {}
         listed: tuple[str, ...] = ()
         for name, value in self.content.items():
@@ -173,8 +173,7 @@ class _Reader:
                     self._fail(f"{name} {problem}.", name)
                 values[name] = value
             elif name not in TABLES:
-                known = (*SETTINGS, *TABLES)
-                self._fail(f"There is no setting {str(name)!r:.60}.", name, nearest(str(name), known))
+                self._fail(f"There is no setting {str(name)!r:.60}.", name, nearest_settings(str(name), TABLES))
         if "input_data" in values:
             listed = (values.pop("input_data"),)
         return Config(self.path, values, listed, tuple(self._rates()), self._data())
@@ -239,7 +238,7 @@ class _Reader:
     def _line(self, name: object) -> int:
         """The first line that begins with a name, or has it anywhere."""
         word = re.escape(str(name))
-        for pattern in (rf"^[\s\[{{\"'-]*{word}\b", word):
+        for pattern in (rf"^\[[^\]]*\.[\"']?{word}[\"']?\]", rf"^[\s\[{{\"'-]*{word}\b", word):
             for number, line in enumerate(self.text.splitlines(), 1):
                 if re.search(pattern, line):
                     return number

@@ -24,7 +24,7 @@ from regatta.dql.parse import QueryError
 from regatta.dql.run import QueryContext, make_versions
 from regatta.errors import RegattaError, UsageError
 from regatta.search import Goal, keeping
-from regatta.search.base import Search
+from regatta.search.base import Search, Train
 
 if TYPE_CHECKING:
     from regatta.data import Dataset
@@ -109,6 +109,7 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> Evaluatio
         config.sweep.dataset if config.sweep is not None else open_datasets(names, config, values, context.repo.folder)
     )
     check_inputs(models, dataset)
+    _warn_of_late_rules(context, query, goal, dataset, search)
     return Evaluation(query, models, config, values, dataset, search, goal)
 
 
@@ -166,6 +167,23 @@ def plan_evaluation(context: QueryContext, query: BoundEvaluate, analyze: bool) 
 
 
 # The parts of an evaluation
+
+
+def _warn_of_late_rules(
+    context: QueryContext, query: BoundEvaluate, goal: Goal, dataset: Dataset, search: Search
+) -> None:
+    """Say which rules of `keep` decide nothing, because no model is trained for so long."""
+    sizes = [action.config.get("batch_size") for action in search.start(goal) if isinstance(action, Train)]
+    smallest = min((size for size in sizes if isinstance(size, int)), default=0)
+    rows = [part.rows for part in dataset.train]
+    for rule in query.rules:
+        most = goal.epochs
+        if rule.unit == "iterations":
+            if not smallest or None in rows or dataset.choice is not None:
+                continue  # it is not known
+            most *= sum(-(-(count or 0) // smallest) for count in rows)
+        if rule.after > most:
+            context.say(f"keep {rule}: it decides nothing, since no model is trained for more than {most} {rule.unit}")
 
 
 def _config(context: QueryContext, query: BoundEvaluate) -> Config:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from regatta.checks import is_number
+from regatta.errors import nearest
 from regatta.format import brief
 from regatta.search.spaces import Space, loguniform, uniform
 
@@ -82,6 +83,21 @@ GROUP_SETTINGS: Mapping[str, Setting] = {
 AUTO_MULT = (1.0, 0.1)  # config.net["conv*"].lr auto: as a multiple of base_lr
 AUTO_MULT_RANGE = loguniform(0.01, 1.0)
 OPTIMIZER_SETTINGS = ("momentum", "weight_decay", "nesterov", "dampening", "alpha", "eps", "amsgrad", "centered")
+
+
+_SYNONYMS = {
+    "lr": "base_lr",
+    "rate": "base_lr",
+    "learning_rate": "base_lr",
+    "batch": "batch_size",
+    "data": "input_data",
+}
+
+
+def nearest_settings(name: str, others: Iterable[str] = ()) -> tuple[str, ...]:
+    """The settings whose names are most similar, or mean the same."""
+    known = _SYNONYMS.get(name.lower())
+    return nearest(name, (*SETTINGS, *others)) if known is None else (known,)
 
 
 def group_key(selector: str, rate: str) -> str:

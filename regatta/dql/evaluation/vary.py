@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from regatta.configuration import Scalar, derive_seed
 from regatta.dql import tree
 from regatta.dql.evaluation.bound_evaluate import AxisValues, BoundAxis, BoundSetting, BoundUsing
-from regatta.dql.evaluation.settings import AUTO_MULT, AUTO_MULT_RANGE, GROUP_SETTINGS, SETTINGS, Setting, group_key
+from regatta.dql.evaluation.settings import (
+    AUTO_MULT,
+    AUTO_MULT_RANGE,
+    GROUP_SETTINGS,
+    SETTINGS,
+    Setting,
+    group_key,
+    nearest_settings,
+)
 from regatta.dql.evaluation.values import constant
 from regatta.dql.parse import QueryError
 from regatta.errors import UsageError, nearest
@@ -133,7 +141,7 @@ def _setting_of(binder: Binder, path: tree.Path) -> tuple[str, Setting, tree.Sel
 
 def unknown_setting(binder: Binder, name: str, place: tree.Tree) -> QueryError:
     return binder.error(
-        f"There is no setting {name!r:.60}.", place.span, candidates=nearest(name, SETTINGS),
+        f"There is no setting {name!r:.60}.", place.span, candidates=nearest_settings(name),
         hint="`regatta query --template` lists them.",
     )  # fmt: skip
 
