@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from regatta import Cluster, Dataset, Sweep, search
+from regatta.engine.profiling.models import models_from_journal, to_fields
 from regatta.plan.schedule.units import Unit
 from regatta.plan.strategy.costs import UNIT_PAUSE_S
 from regatta.search.predict import forecast
@@ -67,3 +68,15 @@ def test_plan_and_simulation_estimate_configurations_that_were_not_profiled_alik
     units = [Unit(kind, name, epoch, place) for name in planned for epoch in (1, 2) for kind, place in places]
     seconds = sum(estimates.seconds(each, "w0") for each in units)
     assert row["makespan"] == pytest.approx(seconds + len(units) * UNIT_PAUSE_S), "with the pauses of the plan"
+
+
+def test_a_resumed_run_estimates_configurations_by_their_kind(sweep: Sweep) -> None:
+    """The journal has the values of all configurations and the profiles of some."""
+    results, _ = sweep._profile()
+    configs, measured = sweep.configs(), results.models.profiles
+    lines = [{"event": "config", "config": name, "values": dict(values)} for name, values in configs.items()]
+    lines += [{"event": "pilot", "config": name, **to_fields(profile)} for name, profile in measured.items()]
+    estimates = models_from_journal(sweep.dataset, lines).estimates
+    for name in configs:
+        unit = Unit("train", name, 1, 0)
+        assert estimates.seconds(unit, "w0") == pytest.approx(results.models.estimates.seconds(unit, "w0"))
