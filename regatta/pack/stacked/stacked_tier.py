@@ -143,7 +143,7 @@ class StackedTier:
 
     def _keep(self, stack: Stack, found: StackCheck, parts: Sequence[Indices], work: Work) -> None:
         """Count a step that was taken in a comparison."""
-        losses = torch.stack(found.losses).double().split(1)
+        losses = torch.stack(found.losses).double().unsqueeze(1).unbind()
         for member, loss, part in zip(stack.members, losses, parts, strict=True):
             member.add_losses(loss, [len(part)])
             member.advance(self.device_data.rows, 1)
