@@ -21,6 +21,7 @@ from regatta.dql.bound import (
     Type,
     Variable,
 )  # fmt: skip
+from regatta.dql.networks.bound_networks import BoundConstruct, BoundSlice
 from regatta.dql.parse import parse_condition
 from regatta.dql.rewrite import rewrite
 from regatta.dql.run import (
@@ -86,6 +87,11 @@ class Relation:
 
         query = self._prepared.query
         return not isinstance(query, BoundSelect) or bool(derived_sources(query))
+
+    @property
+    def derives(self) -> bool:
+        """Whether the query is a slice or a construct, which makes versions with other networks."""
+        return isinstance(self._prepared.query, BoundSlice | BoundConstruct)
 
     @property
     def trains(self) -> bool:

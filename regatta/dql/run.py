@@ -20,6 +20,7 @@ from regatta.dql.parse import parse
 from regatta.dql.rewrite import replace_parts, rewrite
 from regatta.dql.saved_queries import SavedQueries
 from regatta.dql.schema import known_names
+from regatta.errors import UsageError
 
 if TYPE_CHECKING:
     from regatta.repo import Repo, Version
@@ -32,6 +33,7 @@ B = TypeVar("B", bound=Bound)
 class QueryContext:
     """What operators get beside the bound query. `text` is kept as metadata of the versions that they make.
 
+    `parameters` are the values of those in the text. New layers are initialised by the `seed`.
     `launch` has options for the run that an `evaluate` starts, such as its name and its workers. `say` gets messages
     for people, one line each.
     """
@@ -39,6 +41,8 @@ class QueryContext:
     repo: Repo
     text: str
     max_models: int = MAX_MODELS
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
     launch: Mapping[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = lambda line: None
 
@@ -55,10 +59,14 @@ class PreparedQuery:
 
 def prepare(context: QueryContext, parameters: Mapping[str, Any] | None = None) -> PreparedQuery:
     """Parse, bind and rewrite the text of the context."""
+    context = replace(context, parameters=dict(parameters or {}))
     begin = time.perf_counter()
     statement = parse(context.text)
     parsed = time.perf_counter()
-    query = rewrite(_bound(context, statement, parameters or {}))
+    try:
+        query = rewrite(_bound(context, statement, context.parameters))
+    except RecursionError:
+        raise UsageError("The query is nested too deeply.", hint="Name its parts: with x as (...) select ...") from None
     done = time.perf_counter()
     return PreparedQuery(context, query, statement.explain, {"parse": parsed - begin, "bind": done - parsed})
 
@@ -101,7 +109,6 @@ def with_derived(context: QueryContext, query: B) -> B:
 
 def _select_versions(context: QueryContext, query: BoundSelect) -> Sequence[Version]:
     from regatta.dql.sql.execute import select_rows
-    from regatta.errors import UsageError
 
     if not query.models:
         raise UsageError("The query has columns, and its rows are not models.", hint="For example: select m")

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 300  # characters
 
 
-def commit_models(repo: Repo, models: Iterable[DerivedModel], text: str) -> list[Version]:
+def commit_models(
+    repo: Repo, models: Iterable[DerivedModel], text: str, parameters: Mapping[str, Any] | None = None
+) -> list[Version]:
     """A version of each model, in their order. Models that are versions already are not made again.
 
     If this is interrupted, the same query makes the rest.
@@ -26,20 +28,22 @@ def commit_models(repo: Repo, models: Iterable[DerivedModel], text: str) -> list
         raise ConflictError(
             f"There is a tag {name!r:.200}; a version cannot have the same name.", hint='Name them: into "name".'
         )
-    return [_existing(repo, model) or _commit(repo, model, text) for model in listed]
+    return [
+        _existing(repo, model) or _commit(repo, model, metadata_of(model, text, parameters or {})) for model in listed
+    ]
 
 
 def _existing(repo: Repo, model: DerivedModel) -> Version | None:
     return repo.catalog.of_id(model.id) if repo.catalog.has(model.id) else None
 
 
-def _commit(repo: Repo, model: DerivedModel, text: str) -> Version:
+def _commit(repo: Repo, model: DerivedModel, metadata: Mapping[str, Any]) -> Version:
     try:
         return repo.commit(
             model.name,
             model.weights() if model.has_weights else None,
             network=model.network,
-            metadata=metadata_of(model, text),
+            metadata=metadata,
             parents=[model.source],
             message=_message(model),
             ident=model.id,
@@ -51,9 +55,10 @@ def _commit(repo: Repo, model: DerivedModel, text: str) -> Version:
         return made
 
 
-def metadata_of(model: DerivedModel, text: str) -> Mapping[str, Any]:
+def metadata_of(model: DerivedModel, text: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a version keeps of how it was made."""
-    return {"query": text.strip(), "changes": list(model.changes), "seed": model.seed, "new": list(model.new)}
+    kept = {"query": text.strip(), "changes": list(model.changes), "seed": model.seed, "new": list(model.new)}
+    return {**kept, "parameters": dict(parameters)} if parameters else kept
 
 
 def summary(models: Iterable[DerivedModel]) -> list[dict[str, Any]]:

@@ -21,7 +21,9 @@ def derived_models(context: QueryContext, query: BoundDerivation) -> list[Derive
     def select(models: BoundSelect) -> Sequence[Version]:
         return sorted(make_versions(context, models), key=lambda version: version.key)
 
-    return derive(context.repo, query, select, text=context.text, max_models=context.max_models)
+    return derive(
+        context.repo, query, select, text=context.text, seed=context.seed, max_models=context.max_models
+    )  # fmt: skip
 
 
 def make_derived(context: QueryContext, query: BoundDerivation) -> list[Version]:
@@ -31,7 +33,7 @@ def make_derived(context: QueryContext, query: BoundDerivation) -> list[Version]
     known = sum(context.repo.catalog.has(model.id) for model in models)
     if known:
         context.say(f"{known:,} of {len(models):,} models are versions already")
-    return commit_models(context.repo, models, context.text)
+    return commit_models(context.repo, models, context.text, context.parameters)
 
 
 def plan_derived(context: QueryContext, query: BoundDerivation, analyze: bool) -> Mapping[str, Any]:
@@ -45,7 +47,8 @@ def plan_derived(context: QueryContext, query: BoundDerivation, analyze: bool) -
     if _must_run_first(query):
         return {"kind": kind, "from": source}
     models = derived_models(context, query)
-    return {"kind": kind, "models_to_make": len(models), "model": summary(models), "from": source}
+    shown = [{name: value for name, value in row.items() if value not in ([], 0)} for row in summary(models)]
+    return {"kind": kind, "models_to_make": len(models), "model": shown, "from": source}
 
 
 def _must_run_first(query: BoundDerivation) -> bool:

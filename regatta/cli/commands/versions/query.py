@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-models", metavar="N", type=int, help="refuse to make or train more models than this (default: 1000)"
     )
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="what initialises new layers of networks (default: 0)"
+    )
     parser.add_argument("--workers", metavar="N", type=int, help="how many workers train what an evaluate enumerates")
     parser.add_argument("--template", action="store_true", help="print a commented config file for evaluate")
     parser.add_argument("--all", action="store_true", help=f"show every row, not only {MOST_ROWS}")
@@ -87,7 +90,7 @@ def answer(repo: Repo, text: str, args: argparse.Namespace) -> int:
     if most < 0:
         raise UsageError(f"The number of models is {most}; it cannot be negative.")
     launch = {"load_sweep": load_sweep} if args.workers is None else {"load_sweep": load_sweep, "workers": args.workers}
-    context = QueryContext(repo, text, max_models=most, launch=launch, say=ui.message)
+    context = QueryContext(repo, text, max_models=most, seed=args.seed, launch=launch, say=ui.message)
     relation = query(context, assignments(args.values, "name=alexnet") if args.values else {})
     if args.explain or relation.explains:
         _explain(relation, args)
@@ -95,6 +98,8 @@ def answer(repo: Repo, text: str, args: argparse.Namespace) -> int:
         return _train(relation, args)
     elif args.parquet is not None:
         _write_parquet(relation, Path(args.parquet))
+    elif relation.derives:
+        _show_made(repo, relation, args)
     elif relation.models:
         _show_versions(repo, relation, args)
     else:
@@ -189,6 +194,20 @@ def _show_versions(repo: Repo, relation: Relation, args: argparse.Namespace) -> 
     tags = tags_by_version(repo.tags())
     ui.show_wide(args.wide or args.all)
     table_options.write(version_table(found, tags, complete=complete), args, None if args.all else MOST_ROWS)
+
+
+def _show_made(repo: Repo, relation: Relation, args: argparse.Namespace) -> None:
+    """The versions that a slice or construct has made, each with its parent and what is different."""
+    from regatta.dql.networks.commit_models import made_rows
+
+    rows = made_rows(repo, relation.versions())
+    if args.json:
+        ui.write_json(made=rows)
+    elif not rows and not table_options.complete(args):
+        ui.message("No model matches, so nothing was made.")
+    else:
+        names = ("version", "parent", "changes", "parameters", "new")
+        _write_table(names, [[row[name] for name in names] for row in rows], args)
 
 
 def _train(relation: Relation, args: argparse.Namespace) -> int:
