@@ -161,7 +161,8 @@ def test_every_clause_of_construct_and_evaluate() -> None:
     assert isinstance(made, tree.Construct) and made.fit and made.into == "new"
     found = body(
         "evaluate m from (select a) with config.epochs = 5, batch_size = 3 vary config.lr in loguniform(1e-4, 0.1) and "
-        "config.n = 3 using asha(n = 20) keep where m['accuracy'] > 0.9 after 3 epochs and top(5, m['loss'], 10) into 'r'"
+        "config.n = 3 using asha(n = 20) keep where m['accuracy'] > 0.9 "
+        "after 3 epochs and top(5, m['loss'], 10) into 'r'"
     )
     assert isinstance(found, tree.Evaluate)
     assert [setting.path for setting in found.settings] == [path("config", "epochs"), path("batch_size")]

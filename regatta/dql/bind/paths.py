@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from regatta.dql.bind.binder import Binder
 
 MAX_STEPS = 100  # of one arrow
+MAX_PATH = 20  # steps of a path
 _LINEAGE = ("parents", "children", "ancestors", "descendants")
 _BEST = {"min": "min", "max": "max", "lowest": "min", "highest": "max"}
 
@@ -50,6 +51,8 @@ def _unknown_variable(binder: Binder, path: tree.Path) -> QueryError:
 def _next(binder: Binder, found: Expression, steps: list[tree.Step]) -> Expression:
     step = steps.pop(0)
     if isinstance(found, bound.Nodes):
+        if len(found.steps) == MAX_PATH:
+            raise binder.error(f"A path has at most {MAX_PATH} steps.", step.span, hint="Use an arrow: ->{1,50} POOL")
         return bound.Nodes(found.model, found.selector, (*found.steps, _step(binder, step)), span=found.span)
     if isinstance(found, Variable) and found.type == "null":
         return _column(binder, found, step)

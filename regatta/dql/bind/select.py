@@ -64,17 +64,15 @@ def _first_new_root(binder: Binder, select: tree.Select) -> str | None:
 
 
 def _implied_sources(binder: Binder, select: tree.Select) -> tuple[tree.NamedSource, ...]:
-    """Without `from`, the names in the columns stand for versions; if there are none, those in the conditions do."""
-    for parts in (
-        select.items,
-        (select.where, select.having, *select.group, *(key.expression for key in select.order)),
-    ):
+    """Without `from`, the names in the columns stand for versions; if there are none, new ones in conditions do."""
+    conditions = (select.where, select.having, *select.group, *(key.expression for key in select.order))
+    for parts, hides in ((select.items, True), (conditions, False)):
         roots = {
             path.root: tree.NamedSource(path.root, span=path.span)
             for part in parts
             if part is not None
             for path in _paths(part)
-            if binder.find_variable(path.root) is None
+            if hides or binder.find_variable(path.root) is None
         }
         if roots:
             return tuple(roots.values())

@@ -1,7 +1,7 @@
 """Layers: selectors, steps and tests as conditions on the tables `node`, `edge` and `layer_name`.
 
-A path of single steps is a join. Its tables are read in a fixed order (CROSS JOIN): from the end that is tested if
-its kind is known, since few layers are of one kind, and otherwise from the selector.
+A short path of single steps is a join. Its tables are read in a fixed order (CROSS JOIN): from the end that is tested
+if its kind is known, since few layers are of one kind, and otherwise from the selector. Other paths are walked.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from regatta.dql.sql.expressions import SqlWriter
 from regatta.dql.sql.statement import junction
 from regatta.dql.templates import NodeTest
 
+MAX_JOINED = 3  # steps of a path that is a join
 MAX_GLOBS = 8  # that are written out; more are one test in Python
 _AMBIGUOUS = "shape"  # the table has the shape of the output where a kind has no shape of its own
 
@@ -57,9 +58,15 @@ def _selected(writer: SqlWriter, nodes: bound.Nodes, row: str) -> str:
 
 def _holds_from(writer: SqlWriter, start: str, has: bound.Has) -> str:
     """Whether a path from this layer leads to one that passes a test."""
-    if not has.nodes.steps:
+    steps = has.nodes.steps
+    if not steps:
         return _passes(writer, has.tests, start)
-    joins, conditions, end = _steps(writer, has.nodes.steps, start)
+    if not _is_simple(steps):
+        end = writer.parts.row("n")
+        walk = _walk(writer, steps, f"{start}.network", f"{start}.node", "")
+        here = f"{end}.network = {start}.network AND {end}.node IN ({walk})"
+        return f"EXISTS (SELECT 1 FROM node {end} WHERE {here} AND {_passes(writer, has.tests, end)})"
+    joins, conditions, end = _joins(writer, steps, start)
     conditions.append(_passes(writer, has.tests, end))
     return f"EXISTS (SELECT 1 FROM {' CROSS JOIN '.join(joins)} WHERE {' AND '.join(conditions)})"
 
@@ -70,64 +77,80 @@ def _path(
     """FROM and WHERE of the layers from the selector to the end of the path."""
     start = writer.parts.row("n")
     network = writer.column_of_version(nodes.model, "{row}.network")
-    joins, conditions, end = _steps(writer, nodes.steps, start)
-    named = _is_named(writer, nodes.selector, start)
-    passed = [_passes(writer, tests, end)] if tested else []
+    named = f"{start}.network = {network} AND {_is_named(writer, nodes.selector, start)}"
+    if not _is_simple(nodes.steps):
+        end = writer.parts.row("n")
+        walk = _walk(writer, nodes.steps, network, f"{start}.node", f"FROM node {start} WHERE {named}")
+        tables, conditions = [f"node {end}"], [f"{end}.network = {network}", f"{end}.node IN ({walk})"]
+        conditions += [_passes(writer, tests, end)] if tested else []
+    else:
+        joins, steps, end = _joins(writer, nodes.steps, start)
+        passed = [_passes(writer, tests, end)] if tested else []
+        tables, conditions = [f"node {start}", *joins], [named, *steps, *passed]
+        if nodes.steps and tests and all(test.kind is not None for test in tests):  # from the end
+            tables.reverse()
+            conditions = [f"{end}.network = {network}", *passed, *steps, named]
     if ends is not None:
         ends.append(end)
-    single = all(step.least == step.most == 1 for step in nodes.steps)
-    backwards = single and bool(nodes.steps) and bool(tests) and all(test.kind is not None for test in tests)
-    tables = [f"node {start}", *joins]
-    if backwards:
-        tables.reverse()
-        first, wanted = [f"{end}.network = {network}", *passed], [*conditions, f"{start}.network = {network}", named]
-    else:
-        first, wanted = [f"{start}.network = {network}", named], [*conditions, *passed]
-    return f"FROM {' CROSS JOIN '.join(tables)} WHERE {' AND '.join([*first, *wanted])}"
+    return f"FROM {' CROSS JOIN '.join(tables)} WHERE {' AND '.join(conditions)}"
 
 
-def _steps(writer: SqlWriter, steps: Sequence[bound.Step], start: str) -> tuple[list[str], list[str], str]:
-    """The tables and conditions of a path from a layer, and the row of its last layer."""
+def _is_simple(steps: Sequence[bound.Step]) -> bool:
+    """Whether a path is a join: it has few single steps. A join visits every path, and a long one may have many."""
+    return len(steps) <= MAX_JOINED and all(step.least == step.most == 1 for step in steps)
+
+
+def _joins(writer: SqlWriter, steps: Sequence[bound.Step], start: str) -> tuple[list[str], list[str], str]:
+    """The tables and conditions of a path of single steps from a layer, and the row of its last layer."""
     tables: list[str] = []
     conditions: list[str] = []
     here = start
     for step in steps:
-        after = writer.parts.row("n")
-        mine, theirs = ("source", "target") if step.forward else ("target", "source")
-        if step.least == step.most == 1:
-            edge = writer.parts.row("e")
-            tables += [f"edge {edge}", f"node {after}"]
-            conditions += [
-                f"{edge}.network = {here}.network AND {edge}.{mine} = {here}.node",
-                f"{after}.network = {edge}.network AND {after}.node = {edge}.{theirs}",
-            ]
-        else:
-            tables.append(f"node {after}")
-            conditions.append(
-                f"{after}.network = {here}.network AND {after}.node IN ({_reached(writer, step, here, mine, theirs)})"
-            )
+        edge, after = writer.parts.row("e"), writer.parts.row("n")
+        mine, theirs = _ends(step)
+        tables += [f"edge {edge}", f"node {after}"]
+        conditions += [
+            f"{edge}.network = {here}.network AND {edge}.{mine} = {here}.node",
+            f"{after}.network = {edge}.network AND {after}.node = {edge}.{theirs}",
+        ]
         if step.test is not None:
             conditions.append(_passes(writer, (step.test,), after))
         here = after
     return tables, conditions, here
 
 
-def _reached(writer: SqlWriter, step: bound.Step, here: str, mine: str, theirs: str) -> str:
-    """The layers that are reached from one in `least` to `most` steps; a network has no cycles."""
-    reach = writer.parts.row("reach")
-    last = step.least if step.most is None else step.most
-    walk = (
-        f"{reach} (node, depth) AS (SELECT {here}.node, 0 UNION SELECT edge.{theirs}, depth + 1 FROM {reach} "
-        f"JOIN edge ON edge.network = {here}.network AND edge.{mine} = {reach}.node WHERE depth < {int(last)})"
-    )
-    found = f"SELECT node FROM {reach} WHERE depth >= {int(step.least)}"
-    if step.most is not None:
-        return f"WITH RECURSIVE {walk} {found}"
-    more = writer.parts.row("reach")
-    return (
-        f"WITH RECURSIVE {walk}, {more} (node) AS ({found} UNION SELECT edge.{theirs} FROM {more} "
-        f"JOIN edge ON edge.network = {here}.network AND edge.{mine} = {more}.node) SELECT node FROM {more}"
-    )
+def _walk(writer: SqlWriter, steps: Sequence[bound.Step], network: str, start: str, source: str) -> str:
+    """The ids of the layers at the end of a path, as a select.
+
+    Its rows are (how many steps of the path are done, how many edges of the next one, a layer). Each is visited once,
+    so that the work is bounded by the size of the network, however many paths it has.
+    """
+    walk = writer.parts.row("walk")
+    terms = [f"SELECT 0, 0, {start} {source}".rstrip()]
+    for number, step in enumerate(steps):
+        mine, theirs = _ends(step)
+        more = f" AND {walk}.depth < {int(step.most)}" if step.most is not None else ""
+        depth = f"{walk}.depth + 1" if step.most is not None else f"MIN({walk}.depth + 1, {int(step.least)})"
+        terms.append(
+            f"SELECT {number}, {depth}, edge.{theirs} FROM {walk} CROSS JOIN edge "
+            f"ON edge.network = {network} AND edge.{mine} = {walk}.node WHERE {walk}.done = {number}{more}"
+        )
+        arrived = f"{walk}.done = {number} AND {walk}.depth >= {int(step.least)}"
+        if step.test is None:
+            terms.append(f"SELECT {number + 1}, 0, {walk}.node FROM {walk} WHERE {arrived}")
+        else:
+            row = writer.parts.row("n")
+            terms.append(
+                f"SELECT {number + 1}, 0, {row}.node FROM {walk} CROSS JOIN node {row} ON {row}.network = {network} "
+                f"AND {row}.node = {walk}.node WHERE {arrived} AND {_passes(writer, (step.test,), row)}"
+            )
+    listed = " UNION ".join(terms)
+    return f"WITH RECURSIVE {walk} (done, depth, node) AS ({listed}) SELECT node FROM {walk} WHERE done = {len(steps)}"
+
+
+def _ends(step: bound.Step) -> tuple[str, str]:
+    """The columns of an edge where a step begins and ends."""
+    return ("source", "target") if step.forward else ("target", "source")
 
 
 # One layer

@@ -22,7 +22,10 @@ from regatta.repo.catalog.queries import VERSION
 def compile_select(query: BoundSelect, whole_versions: bool = False) -> SqlStatement:
     """One statement for a query, and all queries in it; with the whole rows of its models, if they are plain ones."""
     writer = SqlWriter()
-    text = write_select(writer, query, whole_versions=whole_versions)
+    try:
+        text = write_select(writer, query, whole_versions=whole_versions)
+    except RecursionError:
+        raise UsageError("The query is nested too deeply.") from None
     parts = writer.parts
     if len(parts.values) > MAX_PARAMETERS:
         raise UsageError(f"The query has {len(parts.values):,} values; {MAX_PARAMETERS:,} is the limit.")
@@ -97,7 +100,7 @@ def _distinct(writer: SqlWriter, query: BoundSelect, columns: list[str], rest: s
 def _column(writer: SqlWriter, query: BoundSelect, item: Item, column_type: Type | None) -> str:
     expression = item.expression
     written = writer.write(expression) if column_type is None else writer.typed(expression, column_type)
-    if "any" in (column_type, expression.type) and (query.distinct or column_type is not None):
+    if (column_type or expression.type) in ("any", "list") and (query.distinct or column_type is not None):
         return writer.parts.call(functions.canonical, written)
     return written
 

@@ -285,19 +285,17 @@ class Catalog(Database):
         self, statement: str, values: Sequence[Any], functions: Iterable[tuple[str, int, Callable[..., Any]]] = ()
     ) -> list[tuple[Any, ...]]:
         """The rows of a query's statement, which may call these functions: (name, number of arguments, function)."""
-        with self._lock:
-            with self._executing():
-                for name, count, function in functions:
-                    self._db.create_function(name, count, function, deterministic=True)
-                self._derive_layer_names()
-            # A handler in Python lets Ctrl-C end a long statement.
-            self._db.set_progress_handler(lambda: 0, 100_000)
+        with self._lock, self._executing():
+            for name, count, function in functions:
+                self._db.create_function(name, count, function, deterministic=True)
+            self._derive_layer_names()
+            self._db.set_progress_handler(lambda: 0, 100_000)  # in Python, so that Ctrl-C ends a long statement
             try:
                 return self._db.execute(statement, values).fetchall()
             except sqlite3.OperationalError as error:
+                if "locked" in str(error) or "disk" in str(error):
+                    raise
                 raise UsageError(f"SQLite cannot run the query: {error}.", hint="Simplify it.") from error
-            except sqlite3.DatabaseError as error:
-                raise self._translate(error) from error
             finally:
                 self._db.set_progress_handler(None, 0)
 
