@@ -59,7 +59,7 @@ def alexnet(pools: Sequence[str], relu_first: bool, activation: str = "relu") ->
     for number in range(1, 6):
         layers[f"conv{number}"] = nn.Conv2d(widths[number - 1], widths[number], 3, padding=1)
         pooled = {1: 0, 2: 1, 5: 2}.get(number)
-        parts = [(f"{activation}{number}", nn.ReLU())]
+        parts: list[tuple[str, nn.Module]] = [(f"{activation}{number}", nn.ReLU())]
         if pooled is not None:
             parts.insert(int(relu_first), (f"pool{number}", pool[pools[pooled]](2)))
         layers.update(parts)
