@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
@@ -58,6 +59,9 @@ CREATE INDEX IF NOT EXISTS snapshots_by_pack ON snapshots (pack);
 """
 
 
+_OPEN: Counter[tuple[int, int]] = Counter()  # the connections of this process that can write, by file
+_OPEN_LOCK = threading.Lock()
+
 P = ParamSpec("P")
 T = TypeVar("T")
 D = TypeVar("D", bound="Database")
@@ -74,6 +78,11 @@ def reads_rows(method: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D
     return read
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
 class Database:
     """Statements go through `_all` and `_run`; changes happen inside `transaction`."""
 
@@ -83,6 +92,7 @@ class Database:
     def __init__(self, path: Path, read_only: bool = False, rebuilding: bool = False) -> None:
         self.path, self.read_only, self.rebuilding = path, read_only, rebuilding
         self._lock = threading.RLock()
+        self._counted = 1  # until it is closed
         self.without_log = False  # whether changes are written without SQLite's log, because the disk is full
         self._open_lock = FileLock(path.with_name(USERS_LOCK), shared=True)  # while any process holds it: no rebuild
         uri = f"file:{quote(os.path.abspath(path))}"
@@ -95,8 +105,10 @@ class Database:
             return
         self._open_lock.acquire()
         try:
-            with exclusive(path.with_suffix(".lock"), f"opening the {self.what}"):
+            with exclusive(path.with_suffix(".lock"), f"opening the {self.what}"), _OPEN_LOCK:
                 self._db = self._connect_writable(uri)
+                self._file = _identity(path)
+                _OPEN[self._file] += 1
         except BaseException:
             self._open_lock.release()
             raise
@@ -104,12 +116,20 @@ class Database:
     def close(self) -> None:
         with self._lock:
             self._db.close()
-            if not self.read_only and not self.without_log:
-                self._reserve()
+            if not self.read_only:
+                with _OPEN_LOCK:
+                    _OPEN[self._file] -= self._counted
+                    self._counted = 0
+                    if not self.without_log and _OPEN[self._file] <= 0:
+                        self._reserve()
             self._open_lock.release()
 
     def _reserve(self) -> None:
-        """Keep a little room after the file, so that it can change on a full disk."""
+        """Keep a little room after the file, so that it can change on a full disk.
+
+        Only where this process has no other connection: closing a file gives up every lock that the process has on it,
+        SQLite's as well. Another process would then empty the log that a connection still reads.
+        """
         with suppress(OSError):
             handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,3 +169,31 @@ def test_stream_tables_are_read_from_the_index(index: Index) -> None:
     link(index, (1, None))
     (part,) = index.stored(tensor(1)).segments
     assert np.array_equal(part.segment.table, segment(1).table)
+
+
+_TAKES_ALL = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)  # what SQLite locks to be alone with a file
+except BlockingIOError:
+    sys.exit(1)
+"""
+
+
+def test_closing_one_connection_does_not_give_up_the_locks_of_another(tmp_path: Path) -> None:
+    """Otherwise another process that closes the file empties the log that the other connection still reads."""
+    path = tmp_path / "index.sqlite"
+
+    def is_alone() -> bool:
+        return subprocess.run([sys.executable, "-c", _TAKES_ALL, str(path)], check=False).returncode == 0
+
+    first, second = Index(path), Index(path)
+    assert first.tensors() == second.tensors() == []
+    second.close()
+    assert not is_alone()
+    third = Index(path)
+    third.close()
+    assert not is_alone()
+    first.close()
+    assert is_alone()
