@@ -65,7 +65,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def soon(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
+def soon(condition: Callable[[], bool], seconds: float = 300.0) -> bool:
     """Wait for a condition; returns whether it became true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
