@@ -31,6 +31,7 @@ from regatta.repo.catalog.networks import canonical_json
 if TYPE_CHECKING:
     import torch
 
+    from regatta.network.torch.trial_run import TrialRun
     from regatta.repo import Repo, Version
 
 MAX_MODELS = 1_000
@@ -125,7 +126,10 @@ def derive(
             f"The query makes {count:,} models of {len(bases):,}; {max_models:,} is the limit.",
             hint=f"To make them all: --max-models {count}",
         )
-    made = [model for base in bases for model in _derived(query, base, seed)]
+    from regatta.network.torch.trial_run import TrialRun
+
+    trial = TrialRun()
+    made = [model for base in bases for model in _derived(query, base, seed, trial)]
     return list({model.id: model for model in made}.values())
 
 
@@ -202,7 +206,7 @@ def _weights_of(repo: Repo, version: Version) -> WeightSource | None:
 # Networks and their weights
 
 
-def _derived(query: BoundDerivation, base: _Base, seed: int) -> Iterator[DerivedModel]:
+def _derived(query: BoundDerivation, base: _Base, seed: int, trial: TrialRun) -> Iterator[DerivedModel]:
     layers = NamedLayers(base.network)
     with _place_of(base, isinstance(query, BoundConstruct) and query.fit):
         if isinstance(query, BoundSlice):
@@ -211,16 +215,14 @@ def _derived(query: BoundDerivation, base: _Base, seed: int) -> Iterator[Derived
         reserved = None if base.weights is None else base.weights.shapes
         for variant in variants(query):
             made = construct(layers, query, variant, reserved)
-            _check_runs(base.network, made.network)
+            _check_runs(trial, base.network, made.network)
             yield _model(query, base, made, seed)
 
 
-def _check_runs(before: Network, after: Network) -> None:
+def _check_runs(trial: TrialRun, before: Network, after: Network) -> None:
     """Refuse a network that PyTorch would not run, if it runs the one before."""
-    from regatta.network.torch.trial_run import first_failure
-
-    failure = first_failure(after)
-    if failure is not None and first_failure(before) is None:
+    failure = trial.first_failure(after)
+    if failure is not None and trial.first_failure(before) is None:
         raise UsageError(f"The network would not run: {failure}.")
 
 

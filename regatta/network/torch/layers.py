@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import torch
@@ -48,11 +48,22 @@ def build_layer(node: Node) -> nn.Module:
     return made if isinstance(made, nn.Module) else _FunctionLayer(made)
 
 
-def node_parameters(node: Node) -> list[Parameter]:
+def node_parameters(node: Node) -> tuple[Parameter, ...]:
     """The parameters that the module of a node has, named by their roles. Nothing is allocated."""
+    if node.kind == "WEIGHT":
+        return tuple(Parameter(each.role, each.role, each.shape) for each in node.parameters)
+    try:
+        return _parameters_of(node.kind, tuple(node.attributes.items()))
+    except DataError as error:
+        raise DataError(error.message, place=f"node {node.id!r}") from error
+
+
+@lru_cache(maxsize=4096)
+def _parameters_of(kind: str, attributes: tuple[tuple[str, Any], ...]) -> tuple[Parameter, ...]:
+    node = Node(kind.lower(), kind, attributes=dict(attributes))
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tensors without elements
-        return list(layer_parameters(build_layer(node), ""))
+        return tuple(layer_parameters(build_layer(node), ""))
 
 
 class _FunctionLayer(nn.Module):
