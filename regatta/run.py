@@ -152,8 +152,9 @@ class Run:
         from regatta.store.states.state_archive import RunStates
 
         found = self.find(config)
+        digests = {Path(unit.state).name: unit.hash for unit in found.units if unit.state and unit.hash}
         try:
-            return RunStates(self.folder).weights(found.id, epoch)
+            return RunStates(self.folder).weights(found.id, epoch, digests)
         except NotFoundError:
             storage = self.record.header.get("cluster", {}).get("storage")
             if storage is None:
@@ -166,14 +167,15 @@ class Run:
         from regatta.store.states.state_files import read_weights
 
         trained = (unit for unit in config.units if unit.kind == "train" and epoch in (None, unit.epoch))
-        names = [unit.state for unit in trained if unit.state is not None]
-        if not names:
+        states = [(unit.state, unit.hash) for unit in trained if unit.state is not None]
+        if not states:
             which = "no state" if epoch is None else f"no state of epoch {epoch}"
             raise NotFoundError(f"Configuration {config.id} has {which} in {storage}.")
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "state.safetensors"
-            StateStorage(self.folder, storage).fetch(Path(names[-1]), local)
-            return read_weights(local)
+            state, digest = states[-1]
+            StateStorage(self.folder, storage).fetch(Path(state), local)
+            return read_weights(local, digest)
 
     def find(self, config: str | Mapping[str, Scalar]) -> ConfigRecord:
         """The configuration with that id, prefix of an id, or values."""

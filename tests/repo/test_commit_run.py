@@ -209,6 +209,7 @@ def test_a_state_of_a_run_that_changed_on_the_disk_is_never_read(copied: Run, tm
             lambda: repo.checkout(version, tmp_path / "out.safetensors"),
             lambda: repo.checkout(version, tmp_path / "out.npz"),
             lambda: repo.copy(version, "other"),
+            lambda: copied.weights(str(version.config)),
         ):
             with pytest.raises((CorruptError, UsageError), match=r"not the one that the run wrote|has the hash"):
                 read()
@@ -216,3 +217,4 @@ def test_a_state_of_a_run_that_changed_on_the_disk_is_never_read(copied: Run, tm
         data[-3] ^= 16
         path.write_bytes(data)
         assert equal(repo.load(version), right) and equal(repo.load(repo.copy(version, "other")), right)
+        assert equal(copied.weights(str(version.config)), right)

@@ -105,14 +105,19 @@ class RunStates:
         self._store = store_beside(run)
         self._run = run
 
-    def weights(self, config: str, epoch: int | None = None) -> dict[str, NDArray[Any]]:
-        """The model's tensors after an epoch; without one, the newest."""
+    def weights(
+        self, config: str, epoch: int | None = None, digests: Mapping[str, str] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """The model's tensors after an epoch; without one, the newest.
+
+        Files are compared with `digests`, which has their BLAKE3 digests by file name; the store checks what it reads.
+        """
         _, found = self._find(config, epoch)
         if isinstance(found, Path):
             try:
-                return read_weights(found)
-            except NotFoundError:  # it has just moved into the store
-                return self.weights(config, epoch)
+                return read_weights(found, (digests or {}).get(found.name))
+            except (NotFoundError, FileNotFoundError):  # it has just moved into the store
+                return self.weights(config, epoch, digests)
         with self._opened() as store:
             wanted = stored_names(store.manifest(found), found)
             values = store.get(found, sorted(set(wanted.values())))

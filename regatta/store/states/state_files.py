@@ -132,9 +132,18 @@ def _opened(path: Path, library: str) -> Iterator[tuple[Any, dict[str, Any]]]:
         raise CorruptError(f"The state cannot be read: {error}.", place=str(path)) from error
 
 
-def read_weights(path: Path) -> dict[str, NDArray[Any]]:
-    """The model's tensors in a state, by name; bfloat16 and float8, which NumPy lacks, become float32."""
+def read_weights(path: Path, digest: str | None = None) -> dict[str, NDArray[Any]]:
+    """The model's tensors in a state, by name; bfloat16 and float8, which NumPy lacks, become float32.
+
+    With the BLAKE3 digest of the file, a file that has changed since is an error.
+    """
     tensors, meta = read_state(path, "pt")
+    if digest is not None and blake3().update_mmap(path).hexdigest() != digest:
+        raise CorruptError(
+            "The state is not the one that the run wrote.",
+            place=str(path),
+            hint="Read another epoch, or train the run again: regatta replay compares every state.",
+        )
     return {name: _as_array(tensors[source]) for name, source in sorted(model_names(tensors, meta).items())}
 
 
