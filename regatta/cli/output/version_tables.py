@@ -171,10 +171,14 @@ def git_text(git: Mapping[str, Any], changed: str) -> str:
     return f"{git['commit'][:SHORT]}{branch}{f', {changed}' if git.get('dirty') else ''}"
 
 
+LINKS = {
+    "derived": "derived from", "copy": "copy of", "clone": "clone of", "child": "child of", "trained": "trained from",
+}  # fmt: skip
+
+
 def _link_text(link: Link, names: Mapping[str, str]) -> str:
     epoch = "" if link.epoch is None else f" after epoch {link.epoch}"
-    what = {"derived": "derived from", "copy": "copy of", "clone": "clone of", "child": "child of", "trained": "trained from"}
-    return f"{what.get(link.kind, link.kind)} {names.get(link.base, link.base[:SHORT])}{epoch}"
+    return f"{LINKS.get(link.kind, link.kind)} {names.get(link.base, link.base[:SHORT])}{epoch}"
 
 
 def _metric_line(name: str, found: MetricRange) -> str:

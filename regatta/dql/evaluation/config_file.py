@@ -6,9 +6,7 @@ is executed, unless it is a Python file, which only the one who asks can name: n
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from regatta.configuration import Scalar
 from regatta.dql.evaluation.settings import GROUP_SETTINGS, SETTINGS, nearest_settings
 from regatta.dql.selectors import SelectorError, SelectorPattern, parse_selector
-from regatta.errors import MissingExtraError, NotFoundError, UsageError, nearest
+from regatta.errors import DataError, NotFoundError, UsageError, nearest
 from regatta.format import brief, type_name
+from regatta.repo.intake.training_logs import settings, text_of
 
 if TYPE_CHECKING:
     from regatta.sweep import Sweep
 
-MAX_BYTES = 2**20
 SUFFIXES = (".toml", ".yaml", ".yml", ".json", ".py")  # a file without one is TOML
 TABLES = ("net", "data")
 LoadSweep = Callable[[str], "Sweep"]
@@ -82,8 +80,8 @@ def read_config(name: str, *, saved: str | None = None, load_sweep: LoadSweep | 
         )  # fmt: skip
     if file.suffix == ".py":
         return _of_python(name, file, saved, load_sweep)
-    text = _text(file)
-    return _Reader(file.absolute(), text, _parsed(file, text)).config()
+    content = _content(file)
+    return _Reader(file.absolute(), text_of(file), content).config()
 
 
 def _of_python(name: str, file: Path, saved: str | None, load_sweep: LoadSweep | None) -> Config:
@@ -100,55 +98,16 @@ def _of_python(name: str, file: Path, saved: str | None, load_sweep: LoadSweep |
     return Config(file.absolute(), sweep=load_sweep(name))
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> object:
+    """What a file holds; an error names the line."""
     try:
-        content = path.read_bytes()
-        if len(content) > MAX_BYTES:
-            raise UsageError(f"The config has {len(content):,} bytes; {MAX_BYTES:,} are the limit.", place=str(path))
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UsageError("The config is not a text in UTF-8.", place=f"{path}:{line}") from error
+        return settings(path, path.suffix or ".toml")
+    except DataError as error:
+        line = re.search(r"line (\d+)", error.message)
+        error.place = str(path) if line is None else f"{path}:{line[1]}"
+        raise
     except OSError as error:
         raise UsageError(f"The config cannot be read: {error.strerror}.", place=str(path)) from error
-
-
-def _parsed(path: Path, text: str) -> object:
-    if path.suffix in ("", ".toml"):
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            found = re.search(r"line (\d+)", str(error))
-            line = int(found[1]) if found else text.count("\n") + 1
-            raise _malformed(path, line, re.sub(r" \(at .*\)$", "", str(error))) from error
-    if path.suffix == ".json":
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise _malformed(path, error.lineno, error.msg) from error
-        except RecursionError as error:
-            raise _malformed(path, 1, "it is nested too deeply") from error
-    return _parsed_yaml(path, text)
-
-
-def _parsed_yaml(path: Path, text: str) -> object:
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("pyyaml", "yaml", "Reading a config in YAML") from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise _malformed(path, 1 if mark is None else mark.line + 1, str(problem)) from error
-    except RecursionError as error:
-        raise _malformed(path, 1, "it is nested too deeply") from error
-
-
-def _malformed(path: Path, line: int, why: str) -> UsageError:
-    kind = {"": "TOML", ".toml": "TOML", ".json": "JSON"}.get(path.suffix, "YAML")
-    return UsageError(f"The config is not {kind}: {why}.", place=f"{path}:{line}")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ CONFIGS = {
     "no_eval.toml": 'input_data = "a"\n[data.a]\ntrain = ["small.npz"]\n',
     "no_file.toml": 'input_data = "a"\n[data]\na = "missing.npz"\n',
     "list.json": "[1, 2]",
+    "deep.yaml": "[" * 60_000,
+    "deep.json": "[" * 60_000,
+    "dots.toml": ".".join("a" * 30_000) + " = 1\n",
+    "latin.toml": "epochs = 2\n# caf\xe9\n",
     "run.py": "raise SystemExit('executed')",
 }
 
@@ -73,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_query(repo.folder, "python", 'evaluate m from m1 where m1.name = "alexnet-maxv1-2" with config = "run.py"')
         save_query(repo.folder, "averages", 'select m where m.name like "alexnet-avg%"')
     for name, text in CONFIGS.items():
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(text.encode("latin-1"))
     return folder
 
 
