@@ -31,7 +31,7 @@ from regatta.pack.stacked.updates import STATES
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUICK, MANY, ON_GPU = 40, 2000, 300
-PARTS = 8  # of the many
+PARTS, PARTS_ON_GPU = 8, 6  # of the many: each is a test, for processes side by side
 
 
 class AlwaysPays(Rates):
@@ -145,10 +145,11 @@ def test_many_packs_equal_plain_loops(part: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_recipes_on_a_gpu_equal_plain_loops() -> None:
+@pytest.mark.parametrize("part", range(PARTS_ON_GPU))
+def test_recipes_on_a_gpu_equal_plain_loops(part: int) -> None:
     cudnn = torch.backends.cudnn
     before, cudnn.deterministic = cudnn.deterministic, True
     try:
-        assert check(range(ON_GPU), "cuda")["graph"] > 0
+        assert check(range(part, ON_GPU, PARTS_ON_GPU), "cuda")["graph"] > 0
     finally:
         cudnn.deterministic = before
