@@ -188,6 +188,7 @@ class Ticker:
             with self.graphs.on_stream(track.stream):
                 track.advance(count)
         except Exception as error:  # noqa: BLE001 (a member's own code may raise anything; only that member stops)
+            self.graphs.join([track.stream])  # its earlier steps may still be running
             self.failed(track, error)
 
 
@@ -209,14 +210,16 @@ def run_stack(track: Track, rates: Rates) -> PackTiming | None:
     measured = rates.get(key)
     if graphs is not None:
         graphs.fork([track.stream])
-    with graphs.on_stream(track.stream) if graphs is not None else contextlib.nullcontext():
-        if measured is None and track.left >= MIN_TICKS_TO_MEASURE:
-            measured = rates.put(key, _measure_stack(track))
-        if measured is None or measured.pays:
-            track.advance(track.left)
-            track.finish()
-    if graphs is not None:
-        graphs.join([track.stream])
+    try:
+        with graphs.on_stream(track.stream) if graphs is not None else contextlib.nullcontext():
+            if measured is None and track.left >= MIN_TICKS_TO_MEASURE:
+                measured = rates.put(key, _measure_stack(track))
+            if measured is None or measured.pays:
+                track.advance(track.left)
+                track.finish()
+    finally:
+        if graphs is not None:
+            graphs.join([track.stream])
     if measured is not None:
         _record_timing([track], [1], measured)
     return measured

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +31,7 @@ from regatta.errors import ConflictError, NotFoundError, UsageError
 from regatta.pack import Pack, Rates
 from regatta.pack.memory import MEMORY_SLACK, split_into_waves
 from regatta.pack.rates import PackTiming
+from regatta.pack.track import Lane
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -372,3 +375,64 @@ def test_waves_fill_the_room() -> None:
         member.figures = replace(member.figures, peak_bytes=size)
     waves = split_into_waves(members, int(250 * MEMORY_SLACK))
     assert [[member.figures.peak_bytes for member in wave] for wave in waves] == [[100, 100], [100], [900], [50]]
+
+
+class AsynchronousGraphs(FakeGraphs):
+    """Knows on which side streams work may still be running; a capture of a `broken` pack raises."""
+
+    def __init__(self, broken: bool) -> None:
+        super().__init__()
+        self.broken, self.current = broken, object()
+        self.running = set[int]()
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: object) -> Iterator[None]:
+        before, self.current = self.current, stream
+        self.running.add(id(stream))
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def join(self, streams: Iterable[object]) -> None:
+        self.running -= {id(stream) for stream in streams}
+
+    def capture(self, stream: object, step: Any) -> Any:
+        if self.broken:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().capture(stream, step)
+
+    def replay_many(self, parts: Sequence[tuple[Any, Any, int]], rounds: int) -> None:
+        self.running |= {id(stream) for stream, _, _ in parts}
+        super().replay_many(parts, rounds)
+
+
+class WholeBatches(nn.Module):
+    """Raises at the last batch of an epoch, which is smaller."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) < 16:
+            raise ValueError("a small batch")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["step raises", "capture raises"])
+def test_losses_are_read_only_after_the_steps_that_compute_them(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, flush, seen = AsynchronousGraphs(broken), Lane.flush_losses, list[bool]()
+
+    def watched(lane: Lane) -> None:
+        stream = lane.track.stream
+        seen.append(stream is graphs.current or id(stream) not in graphs.running)
+        flush(lane)
+
+    monkeypatch.setattr(Lane, "flush_losses", watched)
+    pack = graph_pack(graphs)
+    pack.load(*sgd(mlp(1)), loss_fn, 16)
+    other = pack.load(*sgd(mlp(2) if broken else WholeBatches(mlp(2))), loss_fn, 16)
+    pack.train(data(), epochs=2)
+    assert other.tier == ("alone" if broken else "failed")
+    assert seen and all(seen)

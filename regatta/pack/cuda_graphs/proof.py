@@ -48,12 +48,15 @@ def graph_track(member: Member, device_data: DeviceData, graphs: CudaGraphs, bat
     graphs.fork([track.stream])  # the member's first step may still be running
     try:
         with graphs.on_stream(track.stream):
-            _probe(track, batches[0])
-            track.work.extend([rows] for rows in batches[1 : 1 + PROOF_STEPS])
-            different = _prove(track)
-            track.finish()
+            try:
+                _probe(track, batches[0])
+                track.work.extend([rows] for rows in batches[1 : 1 + PROOF_STEPS])
+                different = _prove(track)
+                track.finish()
+            except BaseException:
+                track.drop()  # on its stream, which may not have computed the losses yet
+                raise
     except BaseException:
-        track.drop()
         track.close()
         raise
     finally:
@@ -120,15 +123,16 @@ def check_again(track: Track, rows: Indices) -> str | None:
     assert track.graphs is not None
     track.graphs.fork([track.stream])
     track.work.append([rows])
-    with track.graphs.on_stream(track.stream):
-        captured = track.ready().replay is not None
-        different = None
-        if captured:
-            different = _compare(track)
-        else:
-            track.advance(1)
-        track.finish()
-    track.graphs.join([track.stream])
+    different = None
+    try:
+        with track.graphs.on_stream(track.stream):
+            if track.ready().replay is not None:
+                different = _compare(track)
+            else:
+                track.advance(1)
+            track.finish()
+    finally:
+        track.graphs.join([track.stream])
     return different
 
 
