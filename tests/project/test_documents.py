@@ -89,8 +89,12 @@ def test_each_document_runs(document: Path, tmp_path: Path) -> None:
     done = execute(document, text, tmp_path)
     assert done.returncode == 0, done.stderr
     for words in commands(text):
+        output = tmp_path / words.pop() if words[-2:-1] == [">"] else None
+        words = [word for word in words if word != ">" or output is None]
         shown = subprocess.run([*REGATTA, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert shown.returncode == 0, f"regatta {' '.join(words)}\n{shown.stderr}"
+        if output is not None:
+            output.write_text(shown.stdout)
 
 
 def test_the_smallest_program_is_on_the_first_screen() -> None:
