@@ -18,7 +18,8 @@ def capturable(optimizer: torch.optim.Optimizer, schedule: bool = False) -> torc
 
     Parameters on the CPU need no preparation. Settings that the caller chose (foreach, fused) stay.
     """
-    if not all(p.is_cuda for group in optimizer.param_groups for p in group["params"]):
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not all(parameter.is_cuda for parameter in parameters):
         return optimizer
     for group in optimizer.param_groups:
         if "capturable" in group:
@@ -27,7 +28,7 @@ def capturable(optimizer: torch.optim.Optimizer, schedule: bool = False) -> torc
             group["fused"], group["foreach"] = True, False
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         if schedule and takes_tensor_rate(group):
-            group["lr"] = _as_tensor(group["lr"], group["params"][0].device)
+            group["lr"] = _as_tensor(group["lr"], parameters[0].device)  # a group may be empty
     _counters_to_device(optimizer)
     return optimizer
 

@@ -405,7 +405,9 @@ def _has_special_memory(member: Member) -> bool:
     if len({storage.data_ptr() for storage in storages}) < len(storages):
         return True
     return any(
-        not parameter.is_contiguous() or storage.is_shared() or storage.nbytes() != parameter.nbytes
+        not parameter.is_contiguous()
+        or (not parameter.is_cuda and storage.is_shared())  # PyTorch calls all memory of a GPU shared
+        or storage.nbytes() != parameter.nbytes
         for parameter, storage in zip(parameters, storages, strict=True)
     )
 
