@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from regatta.engine.controller.control_server import ControlServer, JoiningWorker
-from regatta.engine.controller.faults import MAX_WORKERS_LOST, Faults, HeldFailure
+from regatta.engine.controller.faults import Faults, HeldFailure
 from regatta.engine.controller.partition_owners import PartitionOwners
 from regatta.engine.controller.pending_records import PendingRecords
 from regatta.engine.controller.requests import check_request, read_requests, write_answer
@@ -126,8 +126,9 @@ class EventLoop:
         if not self.interrupted() and self.replanner.replan(self.scheduler.hopper, self.trials):
             self.scheduler.split_unplanned()
         self.scheduler.add_waiting(self._pending)
-        if self._faults.held and self.scheduler.hopper.done() and not self._pending and not self.interrupted():
-            self._fail_proven(nothing_else=True)
+        while self._faults.held and self.scheduler.hopper.done() and not self._pending and not self.interrupted():
+            if not self._fail_proven(nothing_else=True):
+                break
             self.scheduler.add_waiting(self._pending)
         if self.interrupted() or self.watchdog.disk_is_full or not self._regroup():
             return
@@ -205,6 +206,8 @@ class EventLoop:
             self.scheduler.reschedule(self.trials[missed.task.config])  # it is not in step with the others any more
         self._faults.works((unit.kind, unit.partition))
         self._faults.on_unit_done(event.worker, trials if unit.kind == "train" else [])
+        for survivor in self._faults.take_survivors():
+            self.scheduler.reschedule(survivor)
         for trial, part in zip(trials, done, strict=True):
             self._pending.add_unit(trial, part, model.name if isinstance(event, PackDone) else None)
             self.run_log.warn_once(trial.id, part.warnings)
@@ -318,8 +321,8 @@ class EventLoop:
                 self._faults.after(delay, partial(self._release, trial))
                 return
         place = {"kind": task.kind, "config": task.config, "epoch": task.epoch, "partition": task.partition}
-        kind = event.error.partition(":")[0]
-        self._hold(HeldFailure(trial, {"worker": worker, **place}, event.error, event.traceback, kind, since))
+        how = event.error, event.traceback, event.error.partition(":")[0], since, event.cause
+        self._hold(HeldFailure(trial, {"worker": worker, **place}, *how))
 
     def _release(self, trial: Trial) -> None:
         trial.held = False
@@ -335,13 +338,15 @@ class EventLoop:
         self.scheduler.drop(failure.trial)
         self._fail_proven()
 
-    def _fail_proven(self, nothing_else: bool = False) -> None:
+    def _fail_proven(self, nothing_else: bool = False) -> bool:
         """Let the trials fail that are to blame; if `nothing_else` is left to train, that is decided now."""
-        for failure in self._faults.take_proven(nothing_else):
+        proven = self._faults.take_proven(nothing_else)
+        for failure in proven:
             self.run_log.write("failed", **failure.place, error=failure.error, traceback=failure.traceback)
             changed = self.trials.fail(failure.trial.id, failure.place["epoch"])
             self.scheduler.drop(failure.trial)
             self.scheduler.want(changed)
+        return bool(proven)
 
     # -- workers -------------------------------------------------------------------------------------------
 
@@ -396,15 +401,16 @@ class EventLoop:
             data = str(self._partition_file(unit.kind, unit.partition))
             self._faults.on_early_death(event.worker, event.reason, event.killed, data)
             return
-        suspects = [trial for trial in trials if self._faults.on_death(event.worker, trial, event.killed)]
+        suspects = [trial for trial in trials if self._faults.on_death(event.worker, trial, event.reason, event.killed)]
         if len(trials) > 1:
             if suspects or not event.killed:  # one trial of the pack may be to blame: each goes on alone
                 self.scheduler.split(self.scheduler.scheduled[unit.model], alone=True)
             return
         for trial in suspects:
-            error = f"took {MAX_WORKERS_LOST} workers with it; the last, {event.worker}, {event.reason}"
+            deaths = self._faults.deaths_of(trial)
+            error = f"took {len(deaths)} workers with it; the last, {event.worker}, {event.reason}"
             place = {"worker": event.worker, **_unit_place(unit, trial)}
-            self._hold(HeldFailure(trial, place, error, "", event.reason, self._faults.died_since(trial)))
+            self._hold(HeldFailure(trial, place, error, "", event.reason, deaths.since, "death"))
 
     def _hand_over(self, worker: str) -> None:
         """Other workers take over the partitions of a worker that will not come back."""

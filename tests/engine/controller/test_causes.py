@@ -22,7 +22,8 @@ from recipes import loss_fn, model_fn, plain_fn, plain_loss, small_data
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.data import read_partition
 from regatta.engine.controller import faults
-from regatta.engine.controller.trials import Trials
+from regatta.engine.controller.trials import Trial, Trials
+from regatta.engine.workers.training.error_report import cause_of
 from regatta.errors import DataError, PausedError, UsageError
 from regatta.journal.journal_file import read_journal
 from regatta.search.base import Goal
@@ -134,6 +135,96 @@ def test_workers_that_die_under_all_configurations_pause_the_run(tmp_path: Path,
     seen.go_on(progress=False)
     assert statuses(seen) == {"done"}
     assert hashes(seen) == hashes(calm)
+
+
+def test_configurations_are_not_to_blame_for_workers_that_die_in_the_same_way_and_then_do_not(
+    tmp_path: Path, calm: Run
+) -> None:
+    """Each one loses more workers in succession than a configuration may that is to blame."""
+    flag = tmp_path / "flag"
+    flag.mkdir()
+
+    def deadly(weights: Any, batch: Any, config: Any) -> Any:
+        died = flag / str(config["lr"])
+        if died.exists() and died.stat().st_size < 5:
+            with died.open("ab") as file:
+                file.write(b"x")
+            os._exit(5)
+        return plain_loss(weights, batch, config)
+
+    sweep_in(tmp_path, Cluster.local(2, threads=1), loss_fn=deadly).launch(progress=False)
+    for rate, already in zip(RATES, (b"xxx", b"", b""), strict=True):
+        (flag / str(rate)).write_bytes(already)
+    run = extended(tmp_path).go_on(progress=False)
+    assert {path.stat().st_size for path in flag.iterdir()} == {5}
+    assert statuses(run) == {"done"}
+    assert hashes(run) == hashes(calm)
+
+
+@pytest.mark.parametrize("left", [1, 3])
+def test_files_and_modules_that_are_missing_fail_no_configuration(tmp_path: Path, left: int) -> None:
+    """Nor the only one that is left, nor several that miss different things."""
+    flag = tmp_path / "flag"
+    errors = dict(
+        zip(RATES, (ModuleNotFoundError("teacher"), FileNotFoundError("codes"), OSError("stale")), strict=True)
+    )
+
+    def fails(weights: Any, batch: Any, config: Any) -> Any:
+        if flag.exists():
+            raise errors[config["lr"]]
+        return plain_loss(weights, batch, config)
+
+    sweep_in(tmp_path, loss_fn=fails).launch(progress=False)
+    run = open_run("run", tmp_path)
+    for config in list(run.record.configs)[:left]:
+        run.extend(config, 1)
+    flag.touch()
+    with pytest.raises(PausedError, match=rf"{left} configurations? failed, and none was trained since"):
+        open_run("run", tmp_path).go_on(progress=False)
+    seen = open_run("run", tmp_path)
+    assert [config.status for config in seen.record.configs.values()].count("interrupted") == left
+    assert re.search(r"Error: \w+$", str(seen.record.error).splitlines()[0]), "what `regatta show` prints"
+    flag.unlink()
+    assert statuses(seen.go_on(progress=False)) == {"done"}
+
+
+def test_an_error_raised_from_that_of_a_connection_fails_nothing(tmp_path: Path, calm: Run) -> None:
+    flag = tmp_path / "flag"
+
+    def fails_once(weights: Any, batch: Any, config: Any) -> Any:
+        if flag.exists():
+            flag.unlink()
+            try:
+                raise ConnectionError("reset by peer")
+            except ConnectionError as error:
+                raise RuntimeError("no teacher") from error
+        return plain_loss(weights, batch, config)
+
+    sweep_in(tmp_path, loss_fn=fails_once).launch(progress=False)
+    flag.touch()
+    run = extended(tmp_path).go_on(progress=False)
+    assert not flag.exists()
+    assert any("RuntimeError: no teacher. It is tried again" in text for _, text in run.record.notes)
+    assert statuses(run) == {"done"}
+    assert hashes(run) == hashes(calm)
+
+
+def test_the_cause_of_an_error_is_looked_for_behind_it() -> None:
+    circle, own = RuntimeError("circle"), ValueError("own")
+    circle.__cause__ = circle
+    assert [cause_of(circle), cause_of(own)] == ["model", "model"]
+    assert cause_of(ExceptionGroup("several", [OSError(), ExceptionGroup("more", [ImportError()])])) == "environment"
+    assert cause_of(ExceptionGroup("several", [OSError(), own])) == "model"
+
+
+def test_a_configuration_that_is_stopped_while_its_failure_is_held_back_is_stopped() -> None:
+    board = faults.Faults("run", lambda moment: None)
+    trial = Trial("a", {}, 1)
+    board.hold(faults.HeldFailure(trial, {}, "ValueError: no", "", "ValueError", 0.0))
+    trial.stopped = True
+    board.on_profile("b")
+    assert board.take_proven(nothing_else=True) == []
+    assert not board.held
 
 
 def test_a_model_that_fails_alone_fails_after_a_resume(tmp_path: Path) -> None:
@@ -449,9 +540,9 @@ def test_kills_from_outside_count_less_than_deaths() -> None:
     board = faults.Faults("run", lambda moment: None)
     trial: Any = type("AnyTrial", (), {"id": "a"})()
     board.start_unit("w0")
-    assert [board.on_death("w0", trial, killed=True) for _ in range(5)] == [False] * 5
+    assert [board.on_death("w0", trial, "", killed=True) for _ in range(5)] == [False] * 5
     board.on_unit_done("w0", [trial])
-    assert [board.on_death("w0", trial, killed=False) for _ in range(3)] == [False, False, True]
+    assert [board.on_death("w0", trial, "", killed=False) for _ in range(3)] == [False, False, True]
 
 
 def test_what_is_tried_again_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import regatta
@@ -14,6 +15,7 @@ from regatta.errors import CorruptError, MissingExtraError, NotFoundError, Regat
 
 _PACKAGE = Path(regatta.__file__).parent
 MAX_HEADLINE_CHARACTERS, MAX_TRACEBACK_CHARACTERS = 1_000, 100_000
+MAX_CAUSES = 20  # of an error: the user's code may close a circle
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -22,8 +24,22 @@ def cause_of(error: BaseException) -> Cause:
         return error.cause
     if isinstance(error, UnreadableError):
         return "data"
-    missing = OSError | ImportError | SyntaxError | MissingExtraError | NotFoundError | CorruptError
-    return "environment" if isinstance(error, missing) else "model"
+    return "environment" if any(map(_is_missing, _with_causes(error))) else "model"
+
+
+def _is_missing(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_missing, error.exceptions))
+    return isinstance(error, OSError | ImportError | SyntaxError | MissingExtraError | NotFoundError | CorruptError)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, the error from which it was raised, and so on."""
+    at: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if at is not None:
+            yield at
+            at = at.__cause__
 
 
 def headline(error: BaseException) -> str:
