@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections import Counter
 from typing import Any
 
@@ -27,6 +28,7 @@ from pack_recipes import data as data_of
 from regatta.pack import Pack, Rates
 from regatta.pack.rates import PackTiming
 from regatta.pack.stacked.updates import STATES
+from regatta.pack.state.host_arithmetic import WatchedArithmetic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,6 +78,42 @@ def test_every_schedule_of_pytorch_is_followed(schedule: str, graphs: bool) -> N
             number, "mlp", 0.0, optimizer, 1, schedule, None, graphs, True, False, 60, 16, False, 3, "cpu", graphs
         )
         assert differences(recipe, pack_for(recipe)) == [], recipe
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "Dividing"])
+def test_every_schedule_is_followed_on_a_gpu(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU rounds a division otherwise than the host."""
+    monkeypatch.setitem(SCHEDULES, "Dividing", lambda optimizer, draw: Dividing(optimizer))
+    for number, optimizer in enumerate(("Adam", "SGD")):
+        recipe = Recipe(
+            number, "mlp", 0.0, optimizer, 1, schedule, None, True, True, False, 60, 16, False, 3, "cuda", True
+        )
+        tiers = Counter[str]()
+        assert differences(recipe, pack_for(recipe), tiers) == [], recipe
+        assert tiers["graph"]
+
+
+class Dividing(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule that a user has written."""
+
+    def get_lr(self) -> list[Any]:
+        return [group["lr"] / 1.07 for group in self.optimizer.param_groups]
+
+
+@pytest.mark.parametrize(("schedule", "operation"), [("SWALR", "div"), ("OneCycleLR", None), ("Dividing", "div")])
+def test_schedules_whose_arithmetic_a_device_may_round_otherwise_are_found(
+    schedule: str, operation: str | None
+) -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))], lr=torch.tensor(0.01))
+    made = Dividing(optimizer) if schedule == "Dividing" else SCHEDULES[schedule](optimizer, random.Random(0))
+    watched = WatchedArithmetic()
+    for _ in range(20):
+        optimizer.step()
+        with watched:
+            made.step()
+    assert watched.differs == operation
 
 
 # options with which another option is accepted, or has an effect

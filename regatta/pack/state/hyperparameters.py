@@ -6,12 +6,14 @@ they are and holds everything else as a constant.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regatta.pack.state.host_arithmetic import WatchedArithmetic
 from regatta.pack.state.python_state import PythonState
 
 if TYPE_CHECKING:
@@ -113,39 +115,62 @@ def runs_own_code(schedule: Any) -> bool:
     return own or bool(functions) or any(map(runs_own_code, getattr(schedule, "_schedulers", ())))
 
 
+def _copies_on(groups: Sequence[Group], places: Sequence[dict[str, torch.device]]) -> list[Group]:
+    """Copies of the groups, with their tensors where `places` says, or else on the host."""
+
+    def copied(value: Any, place: torch.device | None) -> Any:
+        return _map_tensors(value, lambda tensor: tensor.detach().to(place or "cpu", copy=True))
+
+    return [
+        {name: copied(value, there.get(name)) for name, value in group.items()}
+        for group, there in zip(groups, places, strict=True)
+    ]
+
+
 class HyperparameterPreview:
     """The hyperparameters of the next steps: the schedule is advanced in advance, on the host.
 
-    A schedule computes with the values in the parameter groups. Single-precision arithmetic rounds the same on the
-    host and on the device, so a tensor gives the same values from a copy on the host.
+    A schedule computes with the values in the parameter groups. Most arithmetic rounds the same on the host and on the
+    device, so a tensor gives the same values from a copy on the host. Where it may not, as in a division, the copy is
+    on the device: that is exact as well, but has to wait for the device at each step.
     """
 
     def __init__(self, member: Member, numbers: Numbers = tensor_numbers, held: Constants = constants) -> None:
         self.model, self.optimizer, self.schedule = member.model, member.optimizer, member.schedule
         self._numbers, self._constants = numbers, held
-        self._host = [
-            {name: _map_tensors(value, lambda tensor: tensor.detach().cpu().clone()) for name, value in group.items()}
-            for group in hyperparameters(self.optimizer)
+        present = hyperparameters(self.optimizer)
+        self._places = [
+            {name: tensors_in(value)[0].device for name, value in group.items() if tensors_in(value)}
+            for group in present
         ]
-        self._held = held(self._host)
+        self._follows_on_host = any(place.type != "cpu" for places in self._places for place in places.values())
+        self._ahead = _copies_on(present, [{} for _ in present])
+        self._held = held(self._ahead)
 
     def next(self, steps: int) -> torch.Tensor:
         """The numbers of the next steps; fewer steps if a constant changes before. Raises HyperparameterChanged."""
         schedule = PythonState(code=[("the schedule", self.schedule)], ignored=[self.optimizer])
-        self._before = schedule, [copy_group(group) for group in self._host]
+        self._before = schedule, [copy_group(group) for group in self._ahead]
         model = PythonState(self.model)
-        present = self._swap(self._host)
+        present = self._swap(self._ahead)
         found: list[list[float]] = []
         failure: Exception | None = None
+        watched = WatchedArithmetic()
         try:
-            while len(found) < steps and self._constants(self.optimizer.param_groups) == self._held:
-                found.append(self._numbers(self.optimizer.param_groups))
-                self.schedule.step()
+            with watched if self._follows_on_host else contextlib.nullcontext():
+                while len(found) < steps and self._constants(self.optimizer.param_groups) == self._held:
+                    found.append(self._numbers(self.optimizer.param_groups))
+                    self.schedule.step()
         except Exception as error:  # noqa: BLE001 (code of a user: the step where it fails is taken alone)
             failure = error
         finally:
-            self._host = self._swap(present)
+            self._ahead = self._swap(present)
         changed = model.first_change()
+        if watched.differs is not None:
+            model.put_back()
+            self._go_back()
+            self._ahead, self._follows_on_host = _copies_on(self._ahead, self._places), False
+            return self.next(steps)
         if failure is not None or changed is not None:
             model.put_back()
             self._go_back()
@@ -165,7 +190,7 @@ class HyperparameterPreview:
         return name
 
     def _changed(self) -> str | None:
-        return first_changed(self._held, self._constants(self._host))
+        return first_changed(self._held, self._constants(self._ahead))
 
     def rewind(self, taken: int) -> None:
         """Go back: only `taken` of the last requested steps were taken."""
@@ -173,12 +198,12 @@ class HyperparameterPreview:
         self.next(taken)
 
     def _go_back(self) -> None:
-        schedule, self._host = self._before
+        schedule, self._ahead = self._before
         schedule.put_back()
 
     def finish(self) -> None:
         """Leave each group with the hyperparameters of its next step."""
-        put_back(self.optimizer, self._host)
+        put_back(self.optimizer, self._ahead)
 
     def _swap(self, groups: list[Group]) -> list[Group]:
         """Put other values into the parameter groups, and return those that were there."""
