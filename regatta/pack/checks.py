@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-STEPS_PER_CHECK = 100  # a call with fewer steps has one comparison, and short epochs share one
-MEMBER_STEPS_PER_CHECK = 10_000  # for each further member that is compared
+STEPS_PER_CHECK = 256  # a call with fewer steps has one comparison, and short epochs share one
+MEMBER_STEPS_PER_CHECK = 50_000  # for each further member that is compared
 
 
 def check_steps(sizes: Sequence[int], whole: int, epoch_steps: int, draw: random.Random) -> list[int]:

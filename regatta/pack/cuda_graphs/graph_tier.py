@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ import torch
 from regatta.pack import memory, ticks
 from regatta.pack.checks import check_steps, members_to_check, steps_to_compare
 from regatta.pack.cuda_graphs.capture import CudaGraphs
-from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, check_again, graph_track
+from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, Comparison, check_again, graph_track
 from regatta.pack.device_data import DeviceData
 from regatta.pack.loop_tier import mark_failed, stop_on_error
 from regatta.pack.member import Indices, Member, Work
@@ -144,6 +144,7 @@ class GraphTier:
         saved = self._save({members[k] for numbers in chosen for k in numbers})
         done = dict.fromkeys(members, 0)
         measured = None
+        again = Counter(members[k] for numbers in chosen for k in numbers)  # how often each is still to be compared
         for stop, numbers in zip(stops, chosen, strict=True):
             compared: dict[Member, int] = {}  # how many of the next steps
             for number, member in enumerate(members):
@@ -160,12 +161,12 @@ class GraphTier:
                 if member in saved:
                     saved[member].taken += batches
             active = [self.tracks[m] for m in members if m in self.tracks]
-            found = ticks.run_tracks(active, graphs, self.rates, self._joints, partial(self._failed, work))
-            measured = found or measured
-            for member, count in compared.items():
-                for _ in range(count):
-                    if member in self.tracks:
-                        self._check(member, saved, work)
+            timing = ticks.run_tracks(active, graphs, self.rates, self._joints, partial(self._failed, work))
+            measured = timing or measured
+            again.subtract(members[k] for k in numbers)
+            found = {m: self._compare_next(m, count, saved[m], work) for m, count in compared.items()}
+            for member, comparisons in found.items():  # only now does the host wait for the device
+                self._settle(member, comparisons, saved, work, is_last=not again[member])
         if measured is not None:
             _explain(tracks, measured)
 
@@ -177,23 +178,38 @@ class GraphTier:
                 found[member] = _Saved(member)
         return found
 
-    def _check(self, member: Member, saved: dict[Member, _Saved], work: Work) -> None:
-        """Compare the next step of a member. If it differs, the member goes back and is trained alone."""
-        track, rows = self.tracks[member], work[member].popleft()
-        saved[member].taken.append(rows)
-        try:
-            different = check_again(track, rows)
-        except torch.OutOfMemoryError:
-            self._put_back(member, saved.pop(member), work, "there is no memory to compare its step")
-        except Exception as error:  # noqa: BLE001 (a member's own code may raise anything)
-            self._failed(work, track, error)
-        else:
-            if different is None:
-                saved |= self._save([member])
-                return
-            text = f"{different} differs between a captured step and the same step taken alone"
-            self._put_back(member, saved.pop(member), work, f"{text}, at a later step")
-            member.notes.append(f"{text}: trained alone from step {member.taken} on")
+    def _compare_next(self, member: Member, count: int, saved: _Saved, work: Work) -> list[Comparison]:
+        """Take the next steps of a member both ways."""
+        found: list[Comparison] = []
+        for _ in range(count):
+            if member not in self.tracks:
+                break
+            track, rows = self.tracks[member], work[member].popleft()
+            saved.taken.append(rows)
+            try:
+                comparison = check_again(track, rows)
+            except torch.OutOfMemoryError:
+                self._put_back(member, saved, work, "there is no memory to compare its step")
+            except Exception as error:  # noqa: BLE001 (a member's own code may raise anything)
+                self._failed(work, track, error)
+            else:
+                found += [comparison] if comparison is not None else []
+        return found
+
+    def _settle(
+        self, member: Member, comparisons: Sequence[Comparison], saved: dict[Member, _Saved], work: Work, is_last: bool
+    ) -> None:
+        """If a step of a member differs, it goes back to where its steps were equal, and is trained alone."""
+        before = saved.pop(member)
+        if member not in self.tracks:
+            return
+        different = next((name for comparison in comparisons if (name := comparison.first()) is not None), None)
+        if different is None:
+            saved |= {} if is_last else self._save([member])
+            return
+        text = f"{different} differs between a captured step and the same step taken alone"
+        self._put_back(member, before, work, f"{text}, at a later step")
+        member.notes.append(f"{text}: trained alone from step {member.taken} on")
 
     def _put_back(self, member: Member, saved: _Saved, work: Work, reason: str) -> None:
         self.tracks[member].drop()

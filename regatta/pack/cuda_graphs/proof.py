@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +17,7 @@ from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.fingerprint import first_hook
 from regatta.pack.member import Indices, Member
 from regatta.pack.state.hyperparameters import HyperparameterChanged, HyperparameterPreview
-from regatta.pack.state.member_state import changing_tensors, copy_tensors, first_difference, write_back
+from regatta.pack.state.member_state import Differences, changing_tensors, copy_tensors, write_back
 from regatta.pack.state.python_state import PythonState
 from regatta.pack.step import take_step
 from regatta.pack.track import Track
@@ -112,31 +113,43 @@ def _prove(track: Track) -> str | None:
         _take_without_graph(track)
         line = next(iter(str(error).splitlines()), type(error).__name__)
         raise CannotCapture(f"its step cannot be captured: {line}") from error
-    return _compare(track)
+    return _compare(track).first()
 
 
-def check_again(track: Track, rows: Indices) -> str | None:
-    """Take one more step both ways, and keep the step alone. Returns the name of a tensor that differs, or None.
+@dataclass(frozen=True)
+class Comparison:
+    """A step that was taken both ways."""
 
-    A batch of a size that was not captured is taken alone in any case.
+    tensors: Differences
+    changed: str | None = None  # a value of Python
+
+    def first(self) -> str | None:
+        """The name of what differs, or None. Waits for the device."""
+        return self.changed or self.tensors.first()
+
+
+def check_again(track: Track, rows: Indices) -> Comparison | None:
+    """Take one more step both ways, and keep the step alone; the host does not wait for the device.
+
+    A batch of a size that was not captured is taken alone in any case, and not compared.
     """
     assert track.graphs is not None
     track.graphs.fork([track.stream])
     track.work.append([rows])
-    different = None
+    found = None
     try:
         with track.graphs.on_stream(track.stream):
             if track.ready().replay is not None:
-                different = _compare(track)
+                found = _compare(track)
             else:
                 track.advance(1)
             track.finish()
     finally:
         track.graphs.join([track.stream])
-    return different
+    return found
 
 
-def _compare(track: Track) -> str | None:
+def _compare(track: Track) -> Comparison:
     member, lane = track.members[0], track.ready()
     tensors, mark = changing_tensors(member), member.randomness.mark()
     before = copy_tensors(tensors)
@@ -152,11 +165,9 @@ def _compare(track: Track) -> str | None:
     member.randomness.go_back(mark)
     lane.cursor.zero_()
     _take_without_graph(track)
-    changed = python.first_change()
-    if changed is not None:
-        return changed
-    same = torch.equal(lane.losses[: lane.filled].view(torch.int64), losses.view(torch.int64))
-    return first_difference(_on_device(tensors, track), _on_device(replayed, track)) if same else "the loss"
+    ours = {"the loss": lane.losses[: lane.filled], **_on_device(tensors, track)}
+    theirs = {"the loss": losses, **_on_device(replayed, track)}
+    return Comparison(Differences(ours, theirs), python.first_change())
 
 
 def _take_without_graph(track: Track) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +15,9 @@ from regatta.pack.state.python_state import PythonState
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
+
+MAX_SMALL_BYTES = 1 << 20  # larger tensors are worth a launch of their own
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 
 def changing_tensors(member: Member) -> dict[str, torch.Tensor]:
@@ -49,32 +54,92 @@ def _walk_tensors(tree: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def copy_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    """Copies. Small ones of one kind share a block of memory: on a GPU, a launch for each would take longer."""
+    found: dict[str, torch.Tensor] = {}
+    for names in _small_by_kind(tensors):
+        parts = [tensors[name] for name in names]
+        blocks = torch.split(_flat(parts), [part.numel() for part in parts])
+        found |= {name: block.view(part.shape) for name, block, part in zip(names, blocks, parts, strict=True)}
+    return {name: found[name] if name in found else tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def write_back(tensors: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
     """Write copies back in place, because captured steps need the addresses."""
     with torch.no_grad():
-        for name, value in saved.items():
-            tensors[name].copy_(value)
+        small = list(_small_by_kind(saved))
+        for names in small:
+            torch._foreach_copy_([tensors[name] for name in names], [saved[name] for name in names])
+        for name in saved.keys() - set(itertools.chain(*small)):
+            tensors[name].copy_(saved[name])
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equality of bits: NaN equals itself, and 0 is not -0."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(*(_bits(tensor.detach().contiguous().reshape(-1)) for tensor in (one, other)))
 
 
 def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> str | None:
     """The name of a tensor that differs, or None."""
-    if ours.keys() != theirs.keys():
-        return min(ours.keys() ^ theirs.keys())
-    return next((name for name in ours if not same_bits(ours[name], theirs[name])), None)
+    return Differences(ours, theirs).first()
+
+
+class Differences:
+    """Which tensors of two sets differ in any bit: computed on the device, while the host goes on."""
+
+    def __init__(self, ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+        self._unlike = min(ours.keys() ^ theirs.keys(), default=None) or next(
+            (name for name in ours if _form(ours[name]) != _form(theirs[name])), None
+        )
+        self._blocks: list[tuple[list[str], list[int], torch.Tensor]] = []  # names, where each ends, equal numbers
+        self._single: list[tuple[str, torch.Tensor]] = []  # whether a tensor is equal
+        if self._unlike is not None:
+            return
+        small = list(_small_by_kind(ours))
+        for names in small:
+            one, other = (_bits(_flat([side[name] for name in names])) for side in (ours, theirs))
+            ends = list(itertools.accumulate(ours[name].numel() for name in names))
+            self._blocks.append((names, ends, one == other))
+        for name in ours.keys() - set(itertools.chain(*small)):
+            one, other = (_bits(side[name].detach().contiguous().reshape(-1)) for side in (ours, theirs))
+            self._single.append((name, (one == other).all()))
+        self._all_equal = [equal.all() for _, _, equal in self._blocks]
+
+    def first(self) -> str | None:
+        """The name of a tensor that differs, or None. Waits for the device."""
+        if self._unlike is not None:
+            return self._unlike
+        for (names, ends, equal), all_equal in zip(self._blocks, self._all_equal, strict=True):
+            if not all_equal:
+                return names[bisect.bisect_right(ends, int(equal.logical_not().nonzero()[0]))]
+        return next((name for name, equal in self._single if not equal), None)
+
+
+def _form(tensor: torch.Tensor) -> object:
+    return tensor.shape, tensor.dtype, tensor.layout
+
+
+def _small_by_kind(tensors: dict[str, torch.Tensor]) -> Iterable[list[str]]:
+    """The names of small dense tensors, those of one device and type together."""
+    found: dict[object, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.layout is torch.strided and tensor.nbytes <= MAX_SMALL_BYTES:
+            found.setdefault(_kind(tensor), []).append(name)
+    return found.values()
+
+
+def _kind(tensor: torch.Tensor) -> object:
+    return tensor.device, tensor.dtype, tensor.layout
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The numbers of tensors of one kind, one tensor after another, in memory of their own."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _bits(flat: torch.Tensor) -> torch.Tensor:
+    return flat.view(_INTEGERS.get(flat.itemsize, torch.uint8))
 
 
 class HostState:
