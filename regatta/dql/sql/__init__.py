@@ -2,6 +2,7 @@
 
     select.py         the clauses, sources and order of rows
     expressions.py    values and conditions, one function per kind of bound part
+    indexed.py        conditions on metrics and hyperparameters that an index answers
     layers.py         selectors and paths of layers, as conditions on the tables of nodes and edges
     statement.py      what a statement consists of: text, parameters, functions
     functions.py      functions in Python that the statements call

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.dql.bound import BoundSelect, Type
 from regatta.dql.sql.select import compile_select, has_plain_models
+from regatta.dql.sql.statement import SqlStatement
 from regatta.repo.catalog.records import Version
 
 if TYPE_CHECKING:
@@ -19,16 +20,20 @@ Row = tuple[Any, ...]
 
 def select_rows(repo: Repo, query: BoundSelect) -> list[Row]:
     """The rows of a query. A model is a Version, a time a datetime, a duration a timedelta."""
-    if has_plain_models(query):
-        statement = compile_select(query, whole_versions=True)
-        found = repo.catalog.select(statement.text, statement.values, statement.functions)
-        return [(version,) for version in Version.from_rows(found)]
-    statement = compile_select(query)
+    statement = statement_of(query)
     rows = repo.catalog.select(statement.text, statement.values, statement.functions)
-    return decoded(repo, rows, statement.types)
+    return decoded(repo, rows, query, statement.types)
 
 
-def decoded(repo: Repo, rows: Sequence[Row], types: Sequence[Type]) -> list[Row]:
+def statement_of(query: BoundSelect) -> SqlStatement:
+    """The statement that runs: plain models are read with their whole rows at once."""
+    return compile_select(query, whole_versions=has_plain_models(query))
+
+
+def decoded(repo: Repo, rows: Sequence[Row], query: BoundSelect, types: Sequence[Type]) -> list[Row]:
+    """The rows of a query's statement as values of Python."""
+    if has_plain_models(query):
+        return [(version,) for version in Version.from_rows(rows)]
     places = [place for place, type_ in enumerate(types) if type_ == "model"]
     keys = {row[place] for row in rows for place in places} - {None}
     versions = {version.key: version for version in repo.catalog.of_keys(keys)} if keys else {}
@@ -61,8 +66,3 @@ def _duration(seconds: float) -> timedelta | float:
 _DECODERS: Mapping[Type, Callable[[Any], Any]] = {
     "boolean": bool, "time": _time, "duration": _duration, "any": json.loads, "list": json.loads, "texts": json.loads,
 }  # fmt: skip
-
-
-def versions_of(rows: Sequence[Row]) -> list[Version]:
-    """The models of rows of one column."""
-    return [row[0] for row in rows if row[0] is not None]

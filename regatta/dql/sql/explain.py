@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from regatta.dql.bound import BoundSelect, DerivedSource, IdsSource
-from regatta.dql.sql.execute import decoded
-from regatta.dql.sql.select import compile_select
+from regatta.dql.sql.execute import decoded, statement_of
 
 if TYPE_CHECKING:
     from regatta.dql.run import QueryContext
@@ -55,7 +54,7 @@ def plan_select(context: QueryContext, query: BoundSelect, analyze: bool) -> dic
     if inner:
         found["from"] = inner
         query = _without_derived(query)
-    statement = compile_select(query)
+    statement = statement_of(query)
     catalog = context.repo.catalog
     lines = catalog.select(f"EXPLAIN QUERY PLAN {statement.text}", statement.values, statement.functions)
     found |= {
@@ -72,7 +71,7 @@ def plan_select(context: QueryContext, query: BoundSelect, analyze: bool) -> dic
     begin = time.perf_counter()
     rows = catalog.select(statement.text, statement.values, statement.functions)
     ran = time.perf_counter()
-    decoded(context.repo, rows, statement.types)
+    decoded(context.repo, rows, query, statement.types)
     done = time.perf_counter()
     return {**found, "rows": len(rows), "sql_seconds": ran - begin, "decode_seconds": done - ran}
 

@@ -14,6 +14,7 @@ from regatta.dql.bound import BoundSelect, Expression, Item, OrderKey, Type
 from regatta.dql.schema import TABLES
 from regatta.dql.sql import functions
 from regatta.dql.sql.expressions import SqlRow, SqlWriter
+from regatta.dql.sql.indexed import by_index
 from regatta.dql.sql.statement import MAX_PARAMETERS, SqlStatement
 from regatta.errors import UsageError
 from regatta.repo.catalog.queries import VERSION
@@ -57,15 +58,15 @@ def write_select(
         table, *more = _source(writer, source)
         tables.append(table)
         conditions += more
-    if query.where is not None:
-        conditions += [writer.condition(part) for part in _conjuncts(query.where)]
+    alone = len(query.sources) == 1 and not outer.rows
+    for part in () if query.where is None else _conjuncts(query.where):
+        conditions.append(by_index(writer, part, alone) or writer.condition(part))
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     group = f" GROUP BY {', '.join(map(writer.write, query.group))}" if query.group else ""
     columns = [f"{_column(writer, query, item, column_type)} AS c{i}" for i, item in enumerate(query.items)]
     if whole_versions:
         alias = writer.rows[query.items[0].expression].alias  # type: ignore[index]
         columns = [VERSION.replace("v.", f"{alias}.")]
-    order = list(_order(writer, query))
     rest = f" FROM {', '.join(tables)}{where}{group}"
     limit = _limit(writer, query)
     if query.having is not None and not query.group:  # which SQLite takes from 3.39 on
@@ -77,11 +78,12 @@ def write_select(
         rest += f" HAVING {writer.condition(query.having)}"
     if query.distinct:
         return _distinct(writer, query, columns, rest, limit, numbered)
-    keys_of_order = ", ".join(order)
+    keys_of_order = ", ".join(_order(writer, query))
+    order = f" ORDER BY {keys_of_order}" if keys_of_order else ""
     if numbered:
-        columns.append(f"ROW_NUMBER() OVER ({f'ORDER BY {keys_of_order}' if order else ''}) AS o")
+        columns.append(f"ROW_NUMBER() OVER ({order}) AS o")
         return f"SELECT {', '.join(columns)}{rest}{' ORDER BY o' if limit else ''}{limit}"
-    return f"SELECT {', '.join(columns)}{rest}{f' ORDER BY {keys_of_order}' if order else ''}{limit}"
+    return f"SELECT {', '.join(columns)}{rest}{order}{limit}"
 
 
 def _distinct(writer: SqlWriter, query: BoundSelect, columns: list[str], rest: str, limit: str, numbered: bool) -> str:
@@ -151,12 +153,12 @@ def _order(writer: SqlWriter, query: BoundSelect) -> Iterator[str]:
 def _key_texts(writer: SqlWriter, key: OrderKey, text: str, type: Type) -> Iterator[str]:
     """Nulls last; values of type `any` by their kind, then as numbers or texts."""
     way = " DESC" if key.descending else ""
-    yield f"{text} IS NULL"
     if type == "any":
+        yield f"{text} IS NULL"
         yield writer.parts.call(functions.rank, text)
         yield writer.parts.call(functions.number_of, text) + way
         yield writer.parts.call(functions.text_of, text) + way
-    yield text + way
+    yield f"{text}{way} NULLS LAST"
 
 
 def _limit(writer: SqlWriter, query: BoundSelect) -> str:
