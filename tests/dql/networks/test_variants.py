@@ -133,7 +133,7 @@ def test_ends_are_changed_only_where_a_selector_names_nothing_else(selector: str
         ('a["conv11"].delete', NotFoundError, "Did you mean conv1"),
         ('a["fc8"].next.next.delete', NotFoundError, "'fc8' with its steps selects no layer"),
         ('a["conv1"].insert = RELU("conv2")', ConflictError, "has a layer 'conv2' already"),
-        ('a["conv*"].insert = RELU("r")', ConflictError, r"has a layer 'r' already(.|\n)*relu\$1"),
+        ('a["conv*"].insert = RELU("r")', ConflictError, r"Two new layers would be called 'r'(.|\n)*relu\$1"),
         ('a["relu2"].replace = GELU("conv1")', ConflictError, "has a layer 'conv1' already"),
         ('a["relu2"].delete and a["relu2"].delete', ConflictError, "'relu2' is deleted by an earlier mutation"),
         ('a["relu2"].delete and a["relu2"].insert = TANH', ConflictError, "is deleted by an earlier"),
