@@ -19,18 +19,18 @@ from pathlib import Path
 from report import Bar, report
 
 LIMIT = 0.200
-HEAVY = ("torch", "numpy", "scipy", "sklearn", "pandas", "rich", "cloudpickle")
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "pandas", "rich", "cloudpickle", "lark")
 START = "from regatta.cli.main import entry; entry()"  # what the installed command does
 
 
 def main() -> None:
     repeats = _arguments().repeats
-    bare = _median_seconds([sys.executable, "-c", "pass"], repeats)
+    bare = median_seconds([sys.executable, "-c", "pass"], repeats)
     rows = [["python -c pass", bare, "-"]]
     for argument in ("--help", "--version"):
-        imported = _heavy_imports(argument)
+        imported = imported_by(argument)
         rows.append(
-            [f"regatta {argument}", _median_seconds([*_command(), argument], repeats), ", ".join(imported) or "-"]
+            [f"regatta {argument}", median_seconds([*command(), argument], repeats), ", ".join(imported) or "-"]
         )
     report(
         "command_line",
@@ -40,7 +40,7 @@ def main() -> None:
             Bar("regatta --help, seconds", rows[1][1], LIMIT),
             Bar("regatta --help imports torch", float("torch" in rows[1][2].split(", ")), 0),
         ],
-        notes={"repeats": repeats, "command": Path(_command()[0]).name},
+        notes={"repeats": repeats, "command": Path(command()[0]).name},
     )
 
 
@@ -50,12 +50,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _command() -> list[str]:
+def command() -> list[str]:
     installed = Path(sysconfig.get_path("scripts")) / "regatta"
     return [str(installed)] if installed.exists() else [sys.executable, "-c", START]
 
 
-def _median_seconds(command: list[str], repeats: int) -> float:
+def median_seconds(command: list[str], repeats: int) -> float:
     """Of runs that succeed; the first, which may have to fetch files from the disk, is not counted."""
     times = []
     for _ in range(1 + repeats):
@@ -65,7 +65,7 @@ def _median_seconds(command: list[str], repeats: int) -> float:
     return statistics.median(times[1:])
 
 
-def _heavy_imports(argument: str) -> list[str]:
+def imported_by(argument: str) -> list[str]:
     """Which of the large packages the command imports, as Python itself tells."""
     command = [sys.executable, "-X", "importtime", "-c", START, argument]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
