@@ -339,6 +339,11 @@ class Catalog(Database):
         """The runs that any version comes from."""
         return [name for (name,) in self._all("SELECT DISTINCT name FROM run ORDER BY name")]
 
+    def series_named(self, run: str) -> str | None:
+        """The series of the newest run with this name."""
+        rows = self._all("SELECT series FROM run WHERE name = ? ORDER BY started DESC LIMIT 1", run)
+        return str(rows[0][0]) if rows else None
+
     def metrics(self, version: Version) -> Records[MetricPoint]:
         query = "SELECT name, step, value FROM metric WHERE version = ? ORDER BY name, step"
         rows = self._all(query, version.key)

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from regatta.repo.catalog.records import RunEntry, Version
 from regatta.repo.commit import PREFIX
 from regatta.repo.edit.deleted import write_record
 from regatta.repo.repo import Repo
-from regatta.repo.snapshots import state_file, stored_id
+from regatta.repo.snapshots import folder_of_run, state_file, stored_id
 from regatta.store.states.archive_run import take_over
 from regatta.store.states.state_archive import STATE_REFERENCES, RawState, series_of, store_states
 
@@ -37,7 +37,8 @@ class DeletePlan:
     versions: tuple[Version, ...]
     names: dict[str, str]
     run: RunEntry | None = None
-    run_folder: Path | None = None
+    run_name: str | None = None
+    run_folder: Path | None = None  # of a run whose folder was not removed by hand
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ def plan_versions(repo: Repo, versions: Sequence[Version], force: bool = False) 
 
 def plan_run(repo: Repo, name: str, *, keep_versions: bool = False, force: bool = False) -> DeletePlan:
     """Delete a run with its versions, or leave these with their weights."""
-    folder = run_folder(repo, name)
-    series = series_of(folder)
+    series, folder = find_run(repo, name)
     versions = tuple(repo.versions(run=series)) if series is not None else ()
     if not keep_versions and not force:
         _check_unused(repo, versions)
@@ -68,13 +68,22 @@ def plan_run(repo: Repo, name: str, *, keep_versions: bool = False, force: bool 
     entry = repo.catalog.run(series)
     if keep_versions:
         used = {each.reference for version in versions for each in repo.catalog.snapshots(version)}
-        return DeletePlan((), {each: names[each] for each in names if each not in used}, entry, folder)
-    return DeletePlan(versions, {**names, **_own_names(repo, versions)}, entry, folder)
+        return DeletePlan((), {each: names[each] for each in names if each not in used}, entry, name, folder)
+    return DeletePlan(versions, {**names, **_own_names(repo, versions)}, entry, name, folder)
 
 
 def run_names(repo: Repo) -> list[str]:
     """The names of the runs of the repository."""
     return [journal.parent.name for journal in find_journals(repo.folder / RUNS)]
+
+
+def find_run(repo: Repo, name: str) -> tuple[str | None, Path | None]:
+    """The series and the folder of a run. Without a folder it was removed by hand, and only its versions are left."""
+    entry = repo.catalog.run(repo.catalog.series_named(name)) if name not in run_names(repo) else None
+    if entry is not None and folder_of_run(repo, entry) is None:
+        return entry.series, None
+    folder = run_folder(repo, name)
+    return series_of(folder), folder
 
 
 def run_folder(repo: Repo, name: str) -> Path:
@@ -94,16 +103,15 @@ def delete_versions(repo: Repo, versions: Sequence[Version], force: bool = False
 
 def delete_run(repo: Repo, name: str, *, keep_versions: bool = False, force: bool = False) -> DeleteResult:
     """Delete a run that no process trains. With `keep_versions` its states move into the store first."""
-    folder = run_folder(repo, name)
-    with repo.committing(), _not_training(folder):
-        if keep_versions:
+    _, folder = find_run(repo, name)
+    with repo.committing(), _not_training(folder) if folder is not None else nullcontext():
+        if keep_versions and folder is not None:
             _store_states(repo, folder)
         return _delete(repo, plan_run(repo, name, keep_versions=keep_versions, force=force))
 
 
 def _delete(repo: Repo, plan: DeletePlan) -> DeleteResult:
-    name = None if plan.run_folder is None else plan.run_folder.name
-    record = write_record(repo, plan.versions, plan.names, plan.run, name)
+    record = write_record(repo, plan.versions, plan.names, plan.run, plan.run_name)
     files = [file.hash for version in plan.versions for file in repo.catalog.files(version)]
     with repo.catalog.transaction():
         for version in plan.versions:
@@ -120,7 +128,7 @@ def _delete(repo: Repo, plan: DeletePlan) -> DeleteResult:
             os.replace(plan.run_folder, record / DELETED_RUN)
             fsync_path(record)
         fsync_path(repo.folder / RUNS)
-    return DeleteResult(plan.versions, name, None if record is None else record.name)
+    return DeleteResult(plan.versions, plan.run_name, None if record is None else record.name)
 
 
 @contextmanager

@@ -193,6 +193,22 @@ def test_a_run_that_was_removed_by_hand_is_repaired(repo: Repo) -> None:
     assert repo.fsck("deep").clean
 
 
+def test_the_versions_of_a_run_that_was_removed_by_hand_are_deleted_by_its_name(project: Path) -> None:
+    folder = project / ".regatta" / RUNS
+    with Repo.open(project) as repo:
+        before = {each.id for each in repo.versions(run="lines-done")}
+    shutil.rmtree(folder / "lines-done")
+    (folder / "lines-halted").rename(folder / "elsewhere")
+    assert main(["delete", "lines-done", "--force"]) == 0
+    with Repo.open(project) as repo:
+        assert before and not repo.versions(run="lines-done") and "lines-done" not in repo.catalog.run_names()
+        with pytest.raises(NotFoundError, match="no run 'lines-halted'"):
+            repo.delete_run("lines-halted")  # its folder is still there, under another name
+        assert {each.id for each in map(repo.version, repo.undo().versions)} == before
+        repo.delete_run("lines-done", keep_versions=True)
+        assert {each.id for each in repo.versions(run="lines-done")} == before
+
+
 # The commands
 
 

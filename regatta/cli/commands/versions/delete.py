@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_name(repo: Repo, args: argparse.Namespace) -> str | None:
     """The run that is meant; None if versions are. A name that is both must be made clear."""
-    from regatta.repo.edit.delete import run_folder
+    from regatta.repo.edit.delete import find_run
 
     first = args.names[0]
     if len(args.names) > 1:
@@ -86,7 +86,7 @@ def _run_name(repo: Repo, args: argparse.Namespace) -> str | None:
             raise UsageError("One run is deleted at a time.", hint="Name one of them.")
         return None
     try:
-        run_folder(repo, first)
+        find_run(repo, first)
     except NotFoundError:
         if args.is_run or args.keep_versions:
             raise
