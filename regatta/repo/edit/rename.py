@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from regatta.durable import fsync_path
-from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
+from regatta.errors import ConflictError, NotFoundError, nearest
 from regatta.journal.journal_file import Journal
 from regatta.journal.lock import run_lock
 from regatta.journal.run_record import RunRecord
-from regatta.paths import JOURNAL, RUN_NAME, RUNS
+from regatta.paths import JOURNAL, RUNS, check_run_name
 from regatta.repo.catalog.names import check_name
 from regatta.repo.edit.delete import run_folder
 from regatta.repo.repo import Repo
@@ -37,9 +37,7 @@ def rename_model(repo: Repo, old: str, new: str) -> int:
 
 def rename_run(repo: Repo, old: str, new: str) -> int:
     """Rename a run that no process trains, and its versions; the number of versions."""
-    if not RUN_NAME.fullmatch(new):
-        raise UsageError(f"A run cannot be named {new!r:.200}.", hint="Use letters, digits, dots, dashes, underscores.")
-    target = repo.folder / RUNS / new
+    target = repo.folder / RUNS / check_run_name(new)
     is_moved = _is_moved(repo, old, target)
     folder = target if is_moved else run_folder(repo, old)
     if target.exists() and not is_moved:

@@ -128,6 +128,7 @@ def test_a_run_whose_versions_cannot_be_renamed_stays_where_it_is(project: Path)
 def test_names_that_are_taken_or_wrong_are_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rename", "lines-done", "lines-killed"]) == 4
     assert main(["rename", "lines-done", "../x"]) == 2
+    assert main(["rename", "lines-done", "é" * 120]) == 2 and "240 bytes" in capsys.readouterr().err
     assert main(["rename", "lines-dnoe", "x"]) == 3
     assert "lines-done" in capsys.readouterr().err
     with run_lock(project / ".regatta" / RUNS / "lines-done"):
