@@ -14,7 +14,7 @@ import torch
 from regatta.pack import memory, ticks
 from regatta.pack.checks import check_steps, members_to_check, steps_to_compare
 from regatta.pack.cuda_graphs.capture import CudaGraphs
-from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, Comparison, check_again, graph_track
+from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, StepComparison, check_again, graph_track
 from regatta.pack.device_data import DeviceData
 from regatta.pack.loop_tier import mark_failed, stop_on_error
 from regatta.pack.member import Indices, Member, Work
@@ -178,9 +178,9 @@ class GraphTier:
                 found[member] = _Saved(member)
         return found
 
-    def _compare_next(self, member: Member, count: int, saved: _Saved, work: Work) -> list[Comparison]:
+    def _compare_next(self, member: Member, count: int, saved: _Saved, work: Work) -> list[StepComparison]:
         """Take the next steps of a member both ways."""
-        found: list[Comparison] = []
+        found: list[StepComparison] = []
         for _ in range(count):
             if member not in self.tracks:
                 break
@@ -197,13 +197,18 @@ class GraphTier:
         return found
 
     def _settle(
-        self, member: Member, comparisons: Sequence[Comparison], saved: dict[Member, _Saved], work: Work, is_last: bool
+        self,
+        member: Member,
+        comparisons: Sequence[StepComparison],
+        saved: dict[Member, _Saved],
+        work: Work,
+        is_last: bool,
     ) -> None:
         """If a step of a member differs, it goes back to where its steps were equal, and is trained alone."""
         before = saved.pop(member)
         if member not in self.tracks:
             return
-        different = next((name for comparison in comparisons if (name := comparison.first()) is not None), None)
+        different = next((name for each in comparisons if (name := each.first()) is not None), None)
         if different is None:
             saved |= {} if is_last else self._save([member])
             return

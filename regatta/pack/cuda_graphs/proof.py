@@ -17,7 +17,7 @@ from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.fingerprint import first_hook
 from regatta.pack.member import Indices, Member
 from regatta.pack.state.hyperparameters import HyperparameterChanged, HyperparameterPreview
-from regatta.pack.state.member_state import Differences, changing_tensors, copy_tensors, write_back
+from regatta.pack.state.member_state import BitDifferences, changing_tensors, copy_tensors, write_back
 from regatta.pack.state.python_state import PythonState
 from regatta.pack.step import take_step
 from regatta.pack.track import Track
@@ -117,10 +117,10 @@ def _prove(track: Track) -> str | None:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StepComparison:
     """A step that was taken both ways."""
 
-    tensors: Differences
+    tensors: BitDifferences
     changed: str | None = None  # a value of Python
 
     def first(self) -> str | None:
@@ -128,7 +128,7 @@ class Comparison:
         return self.changed or self.tensors.first()
 
 
-def check_again(track: Track, rows: Indices) -> Comparison | None:
+def check_again(track: Track, rows: Indices) -> StepComparison | None:
     """Take one more step both ways, and keep the step alone; the host does not wait for the device.
 
     A batch of a size that was not captured is taken alone in any case, and not compared.
@@ -149,7 +149,7 @@ def check_again(track: Track, rows: Indices) -> Comparison | None:
     return found
 
 
-def _compare(track: Track) -> Comparison:
+def _compare(track: Track) -> StepComparison:
     member, lane = track.members[0], track.ready()
     tensors, mark = changing_tensors(member), member.randomness.mark()
     before = copy_tensors(tensors)
@@ -167,7 +167,7 @@ def _compare(track: Track) -> Comparison:
     _take_without_graph(track)
     ours = {"the loss": lane.losses[: lane.filled], **_on_device(tensors, track)}
     theirs = {"the loss": losses, **_on_device(replayed, track)}
-    return Comparison(Differences(ours, theirs), python.first_change())
+    return StepComparison(BitDifferences(ours, theirs), python.first_change())
 
 
 def _take_without_graph(track: Track) -> None:

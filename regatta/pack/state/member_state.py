@@ -82,10 +82,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> str | None:
     """The name of a tensor that differs, or None."""
-    return Differences(ours, theirs).first()
+    return BitDifferences(ours, theirs).first()
 
 
-class Differences:
+class BitDifferences:
     """Which tensors of two sets differ in any bit: computed on the device, while the host goes on."""
 
     def __init__(self, ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
