@@ -21,7 +21,7 @@ Whatever is not in the journal has not happened.
 | unit    | kind, config, epoch, partition, worker, start, end, rows, metrics, hop_bytes, *_seconds, width,|
 |         | state, hash, pack                                                                              |
 | report  | config, epoch, metrics of an epoch that is trained and evaluated; elapsed and device_seconds   |
-|         | of the run; iterations: the batches of the configuration up to here                            |
+|         | of the run; iterations: its batches up to here, if a rule of the search counts them             |
 | stop    | config: it gets no more units                                                                  |
 | request | id, verb, config, the arguments of a request made by a user, and its answer                    |
 | failed  | config, epoch, partition, worker, kind, error, traceback                                       |

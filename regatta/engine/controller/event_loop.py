@@ -236,11 +236,12 @@ class EventLoop:
         """All units of an epoch count: write the report, and let the search decide."""
         record = self.run_log.record
         metrics = summary(record.configs[trial.id], epoch)
-        elapsed, spent, batches = record.elapsed, record.device_seconds, record.configs[trial.id].iterations(epoch)
-        costs = {"elapsed": elapsed, "device_seconds": spent, "iterations": batches}
+        costs: dict[str, Any] = {"elapsed": record.elapsed, "device_seconds": record.device_seconds}
+        if self.trials.counts_iterations:
+            costs["iterations"] = record.configs[trial.id].iterations(epoch)
         self.run_log.write("report", config=trial.id, epoch=epoch, metrics=metrics, **costs)
         self.run_log.warn_of_metrics(trial, epoch, metrics)
-        self.scheduler.want(self.trials.report(trial.id, epoch, metrics, elapsed, spent, batches))
+        self.scheduler.want(self.trials.report(trial.id, epoch, metrics, **costs))
 
     def _delete_state(self, path: Path) -> None:
         self.state_files.states.drop(path)

@@ -56,6 +56,11 @@ class Trials:
         self._trials: dict[str, Trial] = {}
         self._reported: dict[str, int] = {}  # the last epoch of each trial
 
+    @property
+    def counts_iterations(self) -> bool:
+        """Whether reports to the search say how many batches a configuration has trained."""
+        return bool(getattr(self._search, "counts_iterations", False))
+
     def __getitem__(self, config: str) -> Trial:
         return self._trials[config]
 
