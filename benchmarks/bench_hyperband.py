@@ -20,12 +20,13 @@ from typing import Any
 
 from report import Bar, report
 
-from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.configuration import Scalar, config_id
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import Schedule, simulate, spread_partitions
 from regatta.plan.schedule.units import Finished, Unit
 from regatta.search import Action, Goal, Report, Search, Train, hyperband, hyperband_brackets, uniform
 from regatta.search.hyperband import Bracket
+from regatta.seeds import derive_seed
 
 R, ETA = 81, 3
 GOAL = Goal("loss", "min", R, seed=0)

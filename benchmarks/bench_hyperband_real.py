@@ -29,9 +29,9 @@ from report import Bar, report
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.configuration import derive_seed
 from regatta.search.base import Action, Goal, Report, Train
 from regatta.search.hyperband import Bracket, hyperband_brackets
+from regatta.seeds import derive_seed
 
 R, ETA, WORKERS = 9, 3, 2
 LIMIT = 1.2

@@ -1,8 +1,4 @@
-"""Configurations: plain dicts of JSON scalars, their ids and their seeds.
-
-All seeds of a run are derived here, from the run's seed and from what is trained, never from the worker or the time.
-That makes a sweep replayable.
-"""
+"""Configurations: plain dicts of JSON scalars, and their ids."""
 
 from __future__ import annotations
 
@@ -52,19 +48,3 @@ def _check_value(name: str, value: object) -> Scalar:
         f"The value of {name!r} is {brief(value)}; configurations hold strings, numbers, booleans and None.",
         hint="Put a name into the configuration and turn it into the object inside model_fn.",
     )
-
-
-def derive_seed(run_seed: int, *what: object) -> int:
-    """A 63-bit seed for `what`, practically independent of every other seed of the run."""
-    text = json.dumps([run_seed, *what], sort_keys=True, separators=(",", ":"))
-    return int.from_bytes(blake3(text.encode()).digest(length=8), "little") >> 1
-
-
-def initial_seed(run_seed: int, config: Configuration) -> int:
-    """The seed for the initial weights of a configuration, used when `model_fn` is called."""
-    return derive_seed(run_seed, "init", canonical(config))
-
-
-def unit_seed(run_seed: int, config: Configuration, epoch: int, partition: int) -> int:
-    """The seed of one unit: of its batch order and of all random numbers drawn while it trains."""
-    return derive_seed(run_seed, "unit", canonical(config), epoch, partition)

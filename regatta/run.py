@@ -311,7 +311,7 @@ class Run:
         path = self.folder / SWEEP
         if not path.is_file():
             raise NotFoundError(f"Run {self.name} came without its sweep, so it can be read but not trained.")
-        from regatta.unpickle import unpickle
+        from regatta.journal.unpickle import unpickle
 
         project = project_folder(self.folder.absolute().parents[1])
         folder = self.record.header.get("path")  # the sweep's functions import modules from here

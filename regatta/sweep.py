@@ -32,9 +32,9 @@ from regatta.checks import (
 )
 from regatta.cluster import Cluster
 from regatta.code_identity import describe_code
-from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.configuration import Scalar, config_id
 from regatta.data import Dataset
-from regatta.data.choice import paths_of
+from regatta.data.dataset_choice import paths_of
 from regatta.data.order import permutation
 from regatta.data.sharing import Sharing, sharing_of
 from regatta.engine import workers as worker_pools
@@ -47,7 +47,7 @@ from regatta.engine.planning.planner import Planner, PlanOptions, RunStrategy, a
 from regatta.engine.profiling.cache import ProfileCache, profile_key
 from regatta.engine.profiling.models import ProfilingRequest, ProfilingResults
 from regatta.engine.profiling.session import ProfilingSession
-from regatta.engine.run_folders import find_unfinished, new_folder, sweep_identity
+from regatta.engine.resumable_runs import find_unfinished, new_folder, sweep_identity
 from regatta.engine.workers.start_process import expect_workers as expect_workers
 from regatta.errors import ConflictError, UsageError, nearest
 from regatta.format import brief, count
@@ -81,6 +81,7 @@ from regatta.plan.strategy.what_if import HopWorkload, what_if
 from regatta.run import Run
 from regatta.search.base import Goal, Search, Train
 from regatta.search.predict import describe_forecast_limits, forecast
+from regatta.seeds import derive_seed
 from regatta.sinks import Sink, following, usable_sinks
 
 if TYPE_CHECKING:
@@ -493,7 +494,7 @@ class Sweep:
 
         Shapes are known for models that take the first column of the data.
         """
-        from regatta.frameworks.outlines import outlines
+        from regatta.frameworks.model_outlines import outlines
 
         network_of = getattr(self.recipe.model_fn, "network_of", None)
         if network_of is not None:

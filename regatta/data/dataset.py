@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from regatta.configuration import Scalar
 from regatta.data.arrays import Array, named_arrays
 from regatta.data.availability import Workers, place_partitions
-from regatta.data.choice import DataChoice, check_choice
+from regatta.data.dataset_choice import DataChoice, check_choice
 from regatta.data.fingerprint import hash_arrays, hash_files, hash_fingerprints
 from regatta.data.formats import dtype_name
 from regatta.data.order import Indices

@@ -12,7 +12,7 @@ from regatta.configuration import Scalar
 from regatta.errors import UsageError
 
 if TYPE_CHECKING:
-    from regatta.data.choice import PartitionPaths
+    from regatta.data.dataset_choice import PartitionPaths
     from regatta.data.sharing import Sharing
 
 
@@ -69,7 +69,7 @@ def unpickle_recipe(recipe: Recipe | bytes) -> Recipe:
     """The user's functions, with the modules that they need; bytes come from this run's own controller."""
     if isinstance(recipe, Recipe):
         return recipe
-    from regatta.unpickle import unpickle
+    from regatta.journal.unpickle import unpickle
 
     try:
         found: Recipe = unpickle(recipe)

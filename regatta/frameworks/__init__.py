@@ -8,8 +8,8 @@
     seeded     a scope in which all random numbers come from one seed
 
 `base.py` is the contract, `regatta.testing.frameworks` tests it, and `numpy.py` is the simple reference. `arrays.py`,
-`settings.py`, `state_tree.py` and `threads.py` serve several frameworks; `outlines.py` reads the networks of a sweep's
-models.
+`settings.py`, `state_tree.py` and `threads.py` serve several frameworks; `model_outlines.py` reads the networks of the
+models of a sweep.
 Nothing here knows of workers, partitions on disk or schedules. No framework is imported before it is used.
 """
 

@@ -7,6 +7,7 @@
     time_left.py      how much training is left
     analysis.py       what a run took beside what its plan expected
     lock.py           one controller per run
+    unpickle.py       the sweep that a run has saved, also of an earlier version
 
 `repo`, `sinks`, `cli` and `web` read runs through this package. It imports neither `engine` nor any of them.
 """

@@ -15,7 +15,7 @@ from regatta.errors import MissingExtraError, UsageError
 from regatta.network.axis_order import KERAS, KERAS_CHANNELS_FIRST, KERAS_MIXED
 from regatta.network.builder import Builder
 from regatta.network.graph import Network, Parameter, Shape
-from regatta.network.onnx.operators import same_padding
+from regatta.network.onnx.from_operators import same_padding
 from regatta.network.torch.modules import split_padding
 
 if TYPE_CHECKING:

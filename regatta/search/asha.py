@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.configuration import Scalar, config_id
 from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed, max_epochs
 from regatta.search.domain import Domain, Where, make_domain
 from regatta.search.hyperband import depth
+from regatta.seeds import derive_seed
 
 
 class _AshaRung:

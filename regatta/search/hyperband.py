@@ -12,9 +12,10 @@ from itertools import islice
 from random import Random
 from typing import Any, NamedTuple
 
-from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.configuration import Scalar, config_id
 from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed, max_epochs
 from regatta.search.domain import Domain, Where, make_domain
+from regatta.seeds import derive_seed
 
 
 class Rung(NamedTuple):

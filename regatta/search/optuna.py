@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from regatta.configuration import Scalar, check_configuration, config_id, derive_seed
+from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.errors import MissingExtraError, UsageError, nearest
 from regatta.search.base import Action, Goal, Report, Stop, Train, check_count, check_seed
 from regatta.search.domain import Domain, Where, function_name, make_domain
 from regatta.search.spaces import Choice, Integers, Space
+from regatta.seeds import derive_seed
 
 SAMPLERS = {
     "tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler",

@@ -14,12 +14,13 @@ from itertools import cycle, islice
 from random import Random
 from typing import Any
 
-from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.configuration import Scalar, config_id
 from regatta.errors import UsageError, nearest
 from regatta.format import brief
 from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed
 from regatta.search.domain import Domain, Where, make_domain
 from regatta.search.mutations import Mutation, check_mutation
+from regatta.seeds import derive_seed
 
 MEMBER = "member"
 MAX_MUTATION_TRIES = 100  # mutations that `where` may reject before the child keeps its parent's values

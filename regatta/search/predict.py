@@ -8,10 +8,11 @@ from collections.abc import Sized
 from functools import partial
 from random import Random
 
-from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.configuration import Scalar, config_id
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 from regatta.search.keep import KeepingSearch
 from regatta.search.stopping import Stopping
+from regatta.seeds import derive_seed
 
 MAX_REPORTS = 20_000  # the forecast ends after this many reports
 

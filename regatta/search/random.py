@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from regatta.configuration import derive_seed
 from regatta.search.base import Action, Goal, Report, Train, check_count, check_seed
 from regatta.search.domain import Domain, Where, make_domain
+from regatta.seeds import derive_seed
 
 
 class RandomSearch:

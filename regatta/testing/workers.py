@@ -24,7 +24,7 @@ import pytest
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from regatta.configuration import Scalar, config_id, initial_seed, unit_seed
+from regatta.configuration import Scalar, config_id
 from regatta.data.order import batch_order
 from regatta.engine.messages import (
     Event,
@@ -40,6 +40,7 @@ from regatta.engine.messages import (
 from regatta.engine.workers.base import WorkerPool
 from regatta.frameworks import numpy as reference
 from regatta.paths import LOGS, STATES
+from regatta.seeds import initial_seed, unit_seed
 from regatta.store.states.state_files import StateFolder, read_weights
 
 SEED = 5

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.configuration import initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
 from regatta.journal.run_record import ConfigRecord
+from regatta.seeds import initial_seed, unit_seed
 
 WIDTH, CLASSES, EPOCHS, SEED = 6, 3, 2, 7
 FRAMEWORKS = ("torch", "keras", "jax", "numpy")

@@ -16,10 +16,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.configuration import initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
 from regatta.errors import UsageError
 from regatta.frameworks.torch.framework import assemble, seeded
+from regatta.seeds import initial_seed, unit_seed
 
 RATES = (0.05, 0.02)  # two models of each recipe, so that packs have two members
 EPOCHS = 2

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from regatta.configuration import derive_seed
 from regatta.data import read_partition
 from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.blocks import BlockLayout, iterate_arrays, layout_of, to_arrays
@@ -22,6 +21,7 @@ from regatta.engine.sharing.ledger import BlockKey, PartitionKind
 from regatta.errors import UsageError
 from regatta.frameworks import keep_settings, loaded_frameworks, seeded_in_all
 from regatta.frameworks.arrays import map_leaves, rows
+from regatta.seeds import derive_seed
 
 ROWS_PER_CALL = 256  # of transform_fn; `replay` depends on this number
 

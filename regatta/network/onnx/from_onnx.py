@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from regatta.errors import DataError, MissingExtraError, NotFoundError
 from regatta.network.builder import Builder
 from regatta.network.graph import MAX_RANK, MAX_SIZE, Network, Parameter, Shape
+from regatta.network.onnx.from_operators import ConstantTensor, Given, NodeOutput, Op, Sizes, translate
 from regatta.network.onnx.limits import check_nodes, computes_little
-from regatta.network.onnx.operators import ConstantTensor, Given, NodeOutput, Op, Sizes, translate
 from regatta.network.onnx.shapes import Dims, output_dims, shape_of
 from regatta.network.onnx.subgraphs import functions_of, outer_names, sizes_inside, tensors_inside
 

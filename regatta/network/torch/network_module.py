@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from regatta.configuration import derive_seed
 from regatta.errors import UsageError
 from regatta.network.graph import Network, Node, Parameter, split_role
 from regatta.network.torch.layers import build_layer
+from regatta.seeds import derive_seed
 
 
 class NetworkModule(nn.Module):

@@ -100,9 +100,9 @@ def test_a_clone_keeps_unchanged_values(tmp_path: Path, ended: list[Run]) -> Non
 
 def _check_child_began_with(run: Run, parent: dict[str, Any], child: Any) -> None:
     """Its last state is that of a plain loop from the parent's state, with the child's learning rate, decayed alike."""
-    from regatta.configuration import unit_seed
     from regatta.data import batch_order, read_partition
     from regatta.frameworks.torch import framework
+    from regatta.seeds import unit_seed
 
     trainee = framework.assemble(model_fn(child.values), "cpu")
     path = run.folder / "states" / config_id(parent) / "0002-004.safetensors"

@@ -13,10 +13,10 @@ import torch
 from recipes import CLASSES, WIDTH, eval_fn, loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.configuration import initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
 from regatta.engine.replay import replay
 from regatta.journal.run_record import ConfigRecord, RunRecord
+from regatta.seeds import initial_seed, unit_seed
 
 KINDS = ["adam", "momentum", "dropout", "norm", "schedule per epoch", "schedule per step"]
 EPOCHS = 2

@@ -126,7 +126,7 @@ def _interrupt_after(sweep: Sweep, units: int) -> Run:
             lambda record, line: runner.interrupt() if sum(u.kind == "train" for u in record.units) >= units else None
         )
 
-    from regatta.engine.run_folders import new_folder
+    from regatta.engine.resumable_runs import new_folder
 
     runs = Path(str(sweep.repo)) / "runs"
     folder = new_folder(runs, sweep.name, sweep.dataset.name)

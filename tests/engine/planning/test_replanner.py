@@ -23,7 +23,7 @@ from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.planning.planner import AvailableWorkers, Planner, RunStrategy, available_workers
 from regatta.engine.profiling.models import ProfilingResults
 from regatta.engine.replay import replay
-from regatta.engine.run_folders import new_folder
+from regatta.engine.resumable_runs import new_folder
 from regatta.errors import NotFoundError, UsageError
 from regatta.journal.analysis import analyze
 from regatta.journal.journal_file import read_journal

@@ -27,7 +27,6 @@ from recipes import small_data
 from transforms import linear_fn, logged_lines, noisy, squares
 
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
-from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
 from regatta.engine.controller import faults
 from regatta.engine.messages import Recipe, SharingPlan, WorkerReady, WorkerSetup
@@ -44,6 +43,7 @@ from regatta.engine.workers.process import ProcessPool
 from regatta.errors import PausedError, UsageError
 from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.strategy.plan_tree import ShareNode
+from regatta.seeds import derive_seed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LOCAL = Cluster.local(workers=2, threads=1)

@@ -14,10 +14,10 @@ from recipes import CLASSES, WIDTH, loss_fn, model_fn, plain_fn, plain_loss, sma
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.configuration import initial_seed
 from regatta.data import read_partition
 from regatta.errors import UsageError
 from regatta.frameworks.torch.framework import seeded
+from regatta.seeds import initial_seed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = {"batch_size": 5}

@@ -53,9 +53,9 @@ def test_the_lineage_is_a_forest(bred: Run) -> None:
 
 def test_each_child_starts_from_its_parents_exact_state(bred: Run) -> None:
     """Replayed by hand with the NumPy reference: weights and momentum of the parent, rate of the child."""
-    from regatta.configuration import unit_seed
     from regatta.data import batch_order, read_partition
     from regatta.frameworks import numpy as reference
+    from regatta.seeds import unit_seed
 
     dataset = bred.sweep().dataset
     for child in [config for config in bred.record.configs.values() if config.parent is not None]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from regatta.configuration import derive_seed
 from regatta.data import batch_order
 from regatta.engine.messages import Address, GroupRank, Recipe, Task
 from regatta.engine.workers.training.model_cache import CachedModel
@@ -19,6 +18,7 @@ from regatta.engine.workers.training.unit import UnitCosts, batch_size
 from regatta.errors import UsageError
 from regatta.frameworks.torch import group as torch_group
 from regatta.frameworks.torch import rendezvous
+from regatta.seeds import derive_seed
 
 if TYPE_CHECKING:
     from regatta.engine.workers.training.trainer import Trainer

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from regatta.configuration import Scalar, unit_seed
+from regatta.configuration import Scalar
 from regatta.data import batch_order
 from regatta.engine.messages import PackDone, PackProfile, Recipe, Task, TaskDone, TaskFailed
 from regatta.engine.workers.training.model_cache import MAX_MODELS, MAX_STATE_BYTES, CachedModel
@@ -27,6 +27,7 @@ from regatta.engine.workers.training.unsaved_state import unsaved_state
 from regatta.errors import DiskError
 from regatta.frameworks.base import Indices, bind_optional
 from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD
+from regatta.seeds import unit_seed
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,6 @@ from functools import partial
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from regatta.configuration import derive_seed
 from regatta.data import batch_order
 from regatta.engine.messages import ModelProfile, Task
 from regatta.engine.sharing.ledger import BlockKey
@@ -22,6 +21,7 @@ from regatta.engine.workers.training.model_cache import CachedModel
 from regatta.engine.workers.training.packs import build_of
 from regatta.engine.workers.training.unit import UnitCosts, batch_size, batches_in_order, train_metric
 from regatta.frameworks.base import Indices
+from regatta.seeds import derive_seed
 
 if TYPE_CHECKING:
     from regatta.engine.workers.training.trainer import Trainer

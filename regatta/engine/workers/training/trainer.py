@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from regatta.cluster import GPU_FILES
-from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
+from regatta.configuration import Scalar
 from regatta.data import batch_order
 from regatta.engine.messages import PackDone, Task, TaskDone, TaskFailed, WorkerSetup
 from regatta.engine.sharing.ledger import BlockKey
@@ -37,6 +37,7 @@ from regatta.frameworks import framework_of, load_framework, loaded_frameworks, 
 from regatta.frameworks.base import Framework, arguments
 from regatta.frameworks.settings import KeptSettings
 from regatta.frameworks.torch import group
+from regatta.seeds import derive_seed, initial_seed, unit_seed
 from regatta.store.states.state_files import publishing, state_framework, writing
 
 Results: TypeAlias = dict[str, Any]  # fields of `TaskDone`

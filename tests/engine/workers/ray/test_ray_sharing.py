@@ -19,7 +19,6 @@ from recipes import small_data
 from transforms import linear_fn, logged_lines, noisy, squares
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
 from regatta.engine.messages import Recipe, SharingPlan, WorkerSetup
 from regatta.engine.sharing.block_reader import BlockReader
@@ -28,6 +27,7 @@ from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
 from regatta.engine.workers.ray.preprocess_worker import open_ray_sharing
 from regatta.engine.workers.ray.session import RaySession
 from regatta.engine.workers.ray.shared_blocks import BrokerChannel
+from regatta.seeds import derive_seed
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.usefixtures("one_thread", "nodes")

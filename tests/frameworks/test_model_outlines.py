@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from regatta.frameworks.outlines import outlines
+from regatta.frameworks.model_outlines import outlines
 from regatta.network import from_json
 
 CONFIGS: dict[str, dict[str, Any]] = {"a": {"width": 4}, "b": {"width": 4}, "c": {"width": 8}}

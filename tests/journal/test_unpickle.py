@@ -6,7 +6,7 @@ import pytest
 
 from regatta import network, pack, repo
 from regatta.journal.run_record import UnitRecord
-from regatta.unpickle import unpickle
+from regatta.journal.unpickle import unpickle
 
 
 @pytest.mark.parametrize(

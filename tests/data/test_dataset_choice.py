@@ -11,7 +11,7 @@ from recipes import WIDTH, plain_fn, plain_loss, small_data
 
 import regatta
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.data.choice import paths_of
+from regatta.data.dataset_choice import paths_of
 from regatta.engine.workers.worker_main import readable_partitions
 from regatta.errors import DataError, UsageError
 
