@@ -9,6 +9,7 @@
     sql/                      a bound select to one statement of SQLite
     run.py                    the whole pipeline, and its operators
     relation.py               Relation: the rows of a query, read when they are needed
+    arrow.py                  rows as a table of Arrow, and in a file of Parquet
     saved_queries.py          queries that are kept under a name
     completion.py             what could follow the beginning of a query
 

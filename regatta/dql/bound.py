@@ -24,28 +24,28 @@ LineageKind: TypeAlias = Literal["parents", "children", "ancestors", "descendant
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundPart:
     """A part of a bound query. The span does not count when two parts are compared."""
 
     span: Span = field(default=NOWHERE, compare=False, kw_only=True, repr=False)
 
-    def children(self) -> Iterator[Bound]:
+    def children(self) -> Iterator[BoundPart]:
         """The parts that belong to the same query: those of a nested query do not."""
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, BoundSelect):
                 continue
-            if isinstance(value, Bound):
+            if isinstance(value, BoundPart):
                 yield value
             elif isinstance(value, tuple):
-                yield from (item for item in value if isinstance(item, Bound) and not isinstance(item, BoundSelect))
+                yield from (item for item in value if isinstance(item, BoundPart) and not isinstance(item, BoundSelect))
 
 
 # Values
 
 
 @dataclass(frozen=True)
-class Constant(Bound):
+class Constant(BoundPart):
     """A time is in seconds since 1970, a duration in seconds. A list holds Python values."""
 
     value: Any
@@ -53,7 +53,7 @@ class Constant(Bound):
 
 
 @dataclass(frozen=True)
-class Variable(Bound):
+class Variable(BoundPart):
     """A variable of a query; the number tells variables of the same name apart."""
 
     name: str
@@ -62,7 +62,7 @@ class Variable(Bound):
 
 
 @dataclass(frozen=True)
-class Column(Bound):
+class ColumnValue(BoundPart):
     """A column of a table or of a nested query."""
 
     variable: Variable
@@ -71,7 +71,7 @@ class Column(Bound):
 
 
 @dataclass(frozen=True)
-class Attribute(Bound):
+class Attribute(BoundPart):
     """An attribute of a model: a column of its version (schema.py)."""
 
     model: Expression
@@ -80,7 +80,7 @@ class Attribute(Bound):
 
 
 @dataclass(frozen=True)
-class RunAttribute(Bound):
+class RunAttribute(BoundPart):
     """m.run.status: of the run that the version comes from."""
 
     model: Expression
@@ -89,21 +89,21 @@ class RunAttribute(Bound):
 
 
 @dataclass(frozen=True)
-class GitAttribute(Bound):
+class GitAttribute(BoundPart):
     model: Expression
     name: Literal["commit", "branch", "dirty"]
     type: Type
 
 
 @dataclass(frozen=True)
-class Hyperparameter(Bound):
+class Hyperparameter(BoundPart):
     model: Expression
     name: str
     type: Type = "any"
 
 
 @dataclass(frozen=True)
-class Metadata(Bound):
+class Metadata(BoundPart):
     """m.meta.a.b: the value under these keys."""
 
     model: Expression
@@ -112,7 +112,7 @@ class Metadata(Bound):
 
 
 @dataclass(frozen=True)
-class Metric(Bound):
+class Metric(BoundPart):
     """`which` is last, min or max of a metric, or `at` a step. (`best` is min or max.)"""
 
     model: Expression
@@ -123,13 +123,13 @@ class Metric(Bound):
 
 
 @dataclass(frozen=True)
-class Tags(Bound):
+class Tags(BoundPart):
     model: Expression
     type: Type = "texts"
 
 
 @dataclass(frozen=True)
-class Lineage(Bound):
+class Lineage(BoundPart):
     """ancestors(m) and the like: models, without m itself."""
 
     kind: LineageKind
@@ -138,7 +138,7 @@ class Lineage(Bound):
 
 
 @dataclass(frozen=True)
-class Step(Bound):
+class PathStep(BoundPart):
     """From layers to the layers that are reached from them in `least` to `most` steps (None: any number) and match."""
 
     forward: bool = True
@@ -148,17 +148,17 @@ class Step(Bound):
 
 
 @dataclass(frozen=True)
-class Nodes(Bound):
+class LayerPath(BoundPart):
     """The layers of a model that a selector names, and then those that steps lead to."""
 
     model: Expression
     selector: SelectorPattern
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PathStep, ...] = ()
     type: Type = "nodes"
 
 
 @dataclass(frozen=True)
-class Arithmetic(Bound):
+class Arithmetic(BoundPart):
     operator: Literal["+", "-", "*", "/", "%"]
     left: Expression
     right: Expression
@@ -166,13 +166,13 @@ class Arithmetic(Bound):
 
 
 @dataclass(frozen=True)
-class Negative(Bound):
+class Negative(BoundPart):
     operand: Expression
     type: Type
 
 
 @dataclass(frozen=True)
-class Function(Bound):
+class Function(BoundPart):
     """abs, round, lower, upper, length, coalesce"""
 
     name: str
@@ -181,7 +181,7 @@ class Function(Bound):
 
 
 @dataclass(frozen=True)
-class Aggregate(Bound):
+class Aggregate(BoundPart):
     """count, sum, avg, min, max over the rows of a group; without an argument, count(*)."""
 
     name: Literal["count", "sum", "avg", "min", "max"]
@@ -191,7 +191,7 @@ class Aggregate(Bound):
 
 
 @dataclass(frozen=True)
-class CountItems(Bound):
+class CountItems(BoundPart):
     """count of a set that each row has: layers, models or tags."""
 
     items: Expression
@@ -199,7 +199,7 @@ class CountItems(Bound):
 
 
 @dataclass(frozen=True)
-class CountHas(Bound):
+class CountHas(BoundPart):
     """count(X has T): for how many layers of the selector it holds."""
 
     has: Has
@@ -207,7 +207,7 @@ class CountHas(Bound):
 
 
 @dataclass(frozen=True)
-class QueryValue(Bound):
+class QueryValue(BoundPart):
     """A query of one column and one row as a value; null if it has no row."""
 
     query: BoundSelect
@@ -218,7 +218,7 @@ class QueryValue(Bound):
 
 
 @dataclass(frozen=True)
-class Compare(Bound):
+class Compare(BoundPart):
     operator: Literal["=", "<>", "<", "<=", ">", ">="]
     left: Expression
     right: Expression
@@ -226,21 +226,21 @@ class Compare(Bound):
 
 
 @dataclass(frozen=True)
-class Like(Bound):
+class Like(BoundPart):
     text: Expression
     pattern: Expression
     type: Type = "boolean"
 
 
 @dataclass(frozen=True)
-class InList(Bound):
+class InList(BoundPart):
     item: Expression
     options: tuple[Expression, ...]
     type: Type = "boolean"
 
 
 @dataclass(frozen=True)
-class InSet(Bound):
+class InSet(BoundPart):
     """A text in tags, or a model in a set of models."""
 
     item: Expression
@@ -249,36 +249,36 @@ class InSet(Bound):
 
 
 @dataclass(frozen=True)
-class InQuery(Bound):
+class InQuery(BoundPart):
     item: Expression
     query: BoundSelect
     type: Type = "boolean"
 
 
 @dataclass(frozen=True)
-class Exists(Bound):
+class Exists(BoundPart):
     query: BoundSelect
     type: Type = "boolean"
 
 
 @dataclass(frozen=True)
-class IsNull(Bound):
+class IsNull(BoundPart):
     operand: Expression
     type: Type = "boolean"
 
 
 @dataclass(frozen=True)
-class Has(Bound):
+class Has(BoundPart):
     """Whether some layer, or one reached from every layer of the selector, matches one of the tests."""
 
-    nodes: Nodes
+    nodes: LayerPath
     tests: tuple[NodeTest, ...]
     every: bool = False
     type: Type = "boolean"
 
 
 @dataclass(frozen=True)
-class NotEmpty(Bound):
+class NotEmpty(BoundPart):
     """A set as a condition."""
 
     items: Expression
@@ -286,27 +286,27 @@ class NotEmpty(Bound):
 
 
 @dataclass(frozen=True)
-class Not(Bound):
+class Not(BoundPart):
     operand: Expression
     type: Type = "boolean"
 
 
 @dataclass(frozen=True)
-class And(Bound):
+class And(BoundPart):
     operands: tuple[Expression, ...]
     type: Type = "boolean"
 
 
 @dataclass(frozen=True)
-class Or(Bound):
+class Or(BoundPart):
     operands: tuple[Expression, ...]
     type: Type = "boolean"
 
 
 Expression: TypeAlias = (
-    Constant | Variable | Column | Attribute | RunAttribute | GitAttribute | Hyperparameter | Metadata | Metric | Tags
-    | Lineage | Nodes | Arithmetic | Negative | Function | Aggregate | CountItems | CountHas | QueryValue | Compare
-    | Like | InList | InSet | InQuery | Exists | IsNull | Has | NotEmpty | Not | And | Or
+    Constant | Variable | ColumnValue | Attribute | RunAttribute | GitAttribute | Hyperparameter | Metadata | Metric
+    | Tags | Lineage | LayerPath | Arithmetic | Negative | Function | Aggregate | CountItems | CountHas | QueryValue
+    | Compare | Like | InList | InSet | InQuery | Exists | IsNull | Has | NotEmpty | Not | And | Or
 )  # fmt: skip
 
 
@@ -314,20 +314,20 @@ Expression: TypeAlias = (
 
 
 @dataclass(frozen=True)
-class VersionSource(Bound):
+class VersionSource(BoundPart):
     """All versions of the repository."""
 
     variable: Variable
 
 
 @dataclass(frozen=True)
-class TableSource(Bound):
+class TableSource(BoundPart):
     variable: Variable
     table: str
 
 
 @dataclass(frozen=True)
-class QuerySource(Bound):
+class QuerySource(BoundPart):
     """The rows of a query; a variable of type model, if those are models."""
 
     variable: Variable
@@ -335,7 +335,7 @@ class QuerySource(Bound):
 
 
 @dataclass(frozen=True)
-class DerivedSource(Bound):
+class DerivedSource(BoundPart):
     """The versions that a slice, construct or evaluate makes. It runs before the select, which then has their ids."""
 
     variable: Variable
@@ -343,7 +343,7 @@ class DerivedSource(Bound):
 
 
 @dataclass(frozen=True)
-class IdsSource(Bound):
+class IdsSource(BoundPart):
     """The versions with these ids."""
 
     variable: Variable
@@ -354,7 +354,7 @@ Source: TypeAlias = VersionSource | TableSource | QuerySource | DerivedSource | 
 
 
 @dataclass(frozen=True)
-class Item(Bound):
+class ResultColumn(BoundPart):
     """A column of the result."""
 
     expression: Expression
@@ -362,14 +362,14 @@ class Item(Bound):
 
 
 @dataclass(frozen=True)
-class OrderKey(Bound):
+class OrderKey(BoundPart):
     expression: Expression
     descending: bool = False
 
 
 @dataclass(frozen=True)
-class BoundSelect(Bound):
-    items: tuple[Item, ...]
+class BoundSelect(BoundPart):
+    items: tuple[ResultColumn, ...]
     sources: tuple[Source, ...]
     where: Expression | None = None
     group: tuple[Expression, ...] = ()
@@ -392,14 +392,14 @@ class BoundSelect(Bound):
         return len(self.items) == 1 and self.items[0].expression.type == "model"
 
 
-def walk(part: Bound) -> Iterator[Bound]:
+def walk(part: BoundPart) -> Iterator[BoundPart]:
     """A part and everything in it, outermost first, without nested queries."""
     yield part
     for child in part.children():
         yield from walk(child)
 
 
-def nested_queries(part: Bound) -> Iterator[BoundSelect]:
+def nested_queries(part: BoundPart) -> Iterator[BoundSelect]:
     """The queries that stand directly in a part."""
     for each in walk(part):
         query = getattr(each, "query", None)

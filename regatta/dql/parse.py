@@ -266,7 +266,7 @@ def _chain(meta: Meta, parts: Sequence[Any]) -> Expression:
     found = parts[0]
     for operator, right in zip(parts[1::2], parts[2::2], strict=True):
         span = Span(found.span.start, right.span.end)
-        found = tree.Arithmetic(str(operator), found, right, span=span)  # type: ignore[arg-type]
+        found = tree.ArithmeticTree(str(operator), found, right, span=span)  # type: ignore[arg-type]
     return found  # type: ignore[no-any-return]
 
 
@@ -277,7 +277,7 @@ def _many(parts: Sequence[Any]) -> tuple[Any, ...]:
 def _comparison(meta: Meta, parts: Sequence[Any]) -> Expression:
     left, operator, right = parts
     known = {"==": "=", "!=": "<>"}.get(str(operator), str(operator))
-    return tree.Compare(known, left, right, span=_span(meta))  # type: ignore[arg-type]
+    return tree.CompareTree(known, left, right, span=_span(meta))  # type: ignore[arg-type]
 
 
 def _field(meta: Meta, parts: Sequence[Any]) -> tree.Field:
@@ -368,7 +368,7 @@ _RULES: Mapping[str, _Rule] = {
     "group": lambda m, p: tuple(p),
     "having": lambda m, p: p[0],
     "order": lambda m, p: tuple(p),
-    "order_key": lambda m, p: tree.OrderKey(p[0], p[1] == "desc", span=_span(m)),
+    "order_key": lambda m, p: tree.OrderKeyTree(p[0], p[1] == "desc", span=_span(m)),
     "direction": lambda m, p: p[0].lower(),
     "limit": lambda m, p: tuple(p),
     "count": lambda m, p: _count(p[0]),
@@ -386,23 +386,23 @@ _RULES: Mapping[str, _Rule] = {
     "keep_call": lambda m, p: tree.KeepCall(p[0], span=_span(m)),
     "keep_where": lambda m, p: tree.KeepWhere(*p, span=_span(m)),
     "unit": lambda m, p: "epochs" if p[0].type == "EPOCHS" else "iterations",
-    "expression": lambda m, p: tree.Or(tuple(p), span=_span(m)),
-    "conjunction": lambda m, p: tree.And(tuple(p), span=_span(m)),
-    "negation": lambda m, p: tree.Not(p[1], span=_span(m)),
+    "expression": lambda m, p: tree.OrTree(tuple(p), span=_span(m)),
+    "conjunction": lambda m, p: tree.AndTree(tuple(p), span=_span(m)),
+    "negation": lambda m, p: tree.NotTree(p[1], span=_span(m)),
     "compare": _comparison,
-    "equal": lambda m, p: tree.Compare("=", *p, span=_span(m)),
-    "like": lambda m, p: tree.Like(p[0], p[2], p[1] is not None, span=_span(m)),
+    "equal": lambda m, p: tree.CompareTree("=", *p, span=_span(m)),
+    "like": lambda m, p: tree.LikeTree(p[0], p[2], p[1] is not None, span=_span(m)),
     "contained": lambda m, p: tree.Contained(p[0], p[2], p[1] is not None, span=_span(m)),
     "between": lambda m, p: tree.Between(p[0], p[2], p[3], p[1] is not None, span=_span(m)),
-    "is_null": lambda m, p: tree.IsNull(p[0], p[1] is not None, span=_span(m)),
-    "has": lambda m, p: tree.Has(p[1], p[2], p[0] or "some", span=_span(m)),
+    "is_null": lambda m, p: tree.IsNullTree(p[0], p[1] is not None, span=_span(m)),
+    "has": lambda m, p: tree.HasTree(p[1], p[2], p[0] or "some", span=_span(m)),
     "quantifier": lambda m, p: p[0].lower(),
     "templates": lambda m, p: tuple(p),
     "additive": _chain,
     "product": _chain,
-    "negative": lambda m, p: tree.Negative(p[0], span=_span(m)),
+    "negative": lambda m, p: tree.NegativeTree(p[0], span=_span(m)),
     "subquery": lambda m, p: tree.Subquery(p[0], span=_span(m)),
-    "exists": lambda m, p: tree.Exists(p[0], span=_span(m)),
+    "exists": lambda m, p: tree.ExistsTree(p[0], span=_span(m)),
     "list": lambda m, p: tree.List(_many(p), span=_span(m)),
     "call": _call,
     "arguments": _arguments,

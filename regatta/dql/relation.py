@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from regatta.dql.arrow import arrow_table
 from regatta.dql.bind.binder import Binder
 from regatta.dql.bound import (
-    Bound,
+    BoundPart,
     BoundSelect,
-    Column,
+    ColumnValue,
     DerivedSource,
     Expression,
-    Item,
     QuerySource,
+    ResultColumn,
     Type,
     Variable,
 )  # fmt: skip
@@ -35,7 +36,7 @@ from regatta.dql.run import (
 )  # fmt: skip
 from regatta.dql.saved_queries import SavedQueries
 from regatta.dql.schema import known_names
-from regatta.errors import MissingExtraError, UsageError
+from regatta.errors import UsageError
 from regatta.repo.catalog.records import MAX_ROWS, Versions, data_frame, table_html
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Relation:
             binder.variables, binder.implicit = {source.variable.name: source.variable}, source.variable
         binder.aggregates = "in where"
         bound = binder.bind_condition(parse_condition(condition))
-        items = tuple(Item(column, name) for name, column in columns.items())
+        items = tuple(ResultColumn(column, name) for name, column in columns.items())
         return self._with(BoundSelect(items, (source,), bound))
 
     def limit(self, count: int, offset: int = 0) -> Relation:
@@ -124,7 +125,7 @@ class Relation:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UsageError(f"A limit is a whole number from 0, not {value!r:.60}.")
         source, columns = self._as_source()
-        items = tuple(Item(column, name) for name, column in columns.items())
+        items = tuple(ResultColumn(column, name) for name, column in columns.items())
         return self._with(BoundSelect(items, (source,), limit=count, offset=offset))
 
     def _as_source(self) -> tuple[QuerySource | DerivedSource, Mapping[str, Expression]]:
@@ -137,7 +138,7 @@ class Relation:
             variable = Variable(self.columns[0], number, "model")
             return QuerySource(variable, query), {variable.name: variable}
         variable = Variable("", number, "null")
-        names = {item.name: Column(variable, item.name, item.expression.type) for item in query.items}
+        names = {item.name: ColumnValue(variable, item.name, item.expression.type) for item in query.items}
         return QuerySource(variable, query), names
 
     def _with(self, query: BoundSelect) -> Relation:
@@ -198,22 +199,11 @@ class Relation:
         return frame if len(frame) else frame.reindex(columns=list(self.columns))
 
     def to_arrow(self) -> pa.Table:
-        """A table of Arrow. Values of a column that are not of one type become text."""
-        try:
-            import pyarrow
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "parquet", "to_arrow") from error
-        rows = self.plain_rows()
-        types: dict[Type, Any] = {
-            "text": pyarrow.string(), "model": pyarrow.string(), "boolean": pyarrow.bool_(),
-            "time": pyarrow.timestamp("us", tz="UTC"), "duration": pyarrow.float64(),
-            "texts": pyarrow.list_(pyarrow.string()),
-        }  # fmt: skip
-        arrays = [
-            _arrow_array([row[name] for row in rows], types.get(type_))
-            for name, type_ in zip(self.columns, self.types, strict=True)
-        ]
-        return pyarrow.table(arrays, names=list(self.columns))
+        """A table of Arrow, with the columns of `to_pandas`. Values that are not of one type become text."""
+        if not self.models:
+            return arrow_table(self.plain_rows(), dict(zip(self.columns, self.types, strict=True)))
+        rows = self.versions().rows()
+        return arrow_table(rows, {name: None for row in rows for name in row} or {"name": "text", "number": "number"})
 
     def explain(self, *, analyze: bool = False) -> Explanation:
         """What would run: the SQL, the rows expected, the models to make and to train. Nothing is made or trained.
@@ -265,14 +255,5 @@ def json_value(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-def _result_name(query: Bound) -> str:
+def _result_name(query: BoundPart) -> str:
     return str(getattr(query, "name", "m"))
-
-
-def _arrow_array(values: Sequence[Any], known: Any) -> Any:
-    import pyarrow
-
-    try:
-        return pyarrow.array(values, known)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
-        return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())

@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from regatta.dql import bound
-from regatta.dql.bound import Bound, Constant
+from regatta.dql.bound import BoundPart, Constant
 
-Rewrite = Callable[[Bound], Bound]  # of one part; its own parts are rewritten already
+Rewrite = Callable[[BoundPart], BoundPart]  # of one part; its own parts are rewritten already
 
 
-B = TypeVar("B", bound=Bound)
+B = TypeVar("B", bound=BoundPart)
 
 
 def rewrite(query: B) -> B:
@@ -30,7 +30,7 @@ def replace_parts(part: Any, step: Rewrite) -> Any:
         if isinstance(old, tuple):
             items = tuple(replaced(item) for item in old)
             return items if any(new is not item for new, item in zip(items, old, strict=True)) else old
-        if not isinstance(old, Bound):
+        if not isinstance(old, BoundPart):
             return old
         if id(old) not in done:
             parts = {each.name: getattr(old, each.name) for each in fields(old)}
@@ -41,14 +41,14 @@ def replace_parts(part: Any, step: Rewrite) -> Any:
     return replaced(part)
 
 
-def remove_double_negation(part: Bound) -> Bound:
+def remove_double_negation(part: BoundPart) -> BoundPart:
     """not (not x): x"""
     if isinstance(part, bound.Not) and isinstance(part.operand, bound.Not):
         return part.operand.operand
     return part
 
 
-def flatten_junctions(part: Bound) -> Bound:
+def flatten_junctions(part: BoundPart) -> BoundPart:
     """(a and b) and c: a and b and c; the same for or."""
     for kind in (bound.And, bound.Or):
         if isinstance(part, kind) and any(isinstance(operand, kind) for operand in part.operands):
@@ -59,7 +59,7 @@ def flatten_junctions(part: Bound) -> Bound:
     return part
 
 
-def drop_repeated_conditions(part: Bound) -> Bound:
+def drop_repeated_conditions(part: BoundPart) -> BoundPart:
     """a and a: a; the same for or."""
     if isinstance(part, bound.And | bound.Or):
         distinct = tuple(dict.fromkeys(part.operands))
@@ -70,7 +70,7 @@ def drop_repeated_conditions(part: Bound) -> Bound:
     return part
 
 
-def drop_true_and_false(part: Bound) -> Bound:
+def drop_true_and_false(part: BoundPart) -> BoundPart:
     """a and true: a; a or true: true; a and false: false; a or false: a"""
     if not isinstance(part, bound.And | bound.Or):
         return part
@@ -85,7 +85,7 @@ def drop_true_and_false(part: Bound) -> Bound:
     return kept[0] if len(kept) == 1 else replace(part, operands=kept)
 
 
-def cheap_conditions_first(part: Bound) -> Bound:
+def cheap_conditions_first(part: BoundPart) -> BoundPart:
     """SQLite tests the conditions of a row in their order: columns of the version before its layers and lineage."""
     if isinstance(part, bound.And | bound.Or):
         ordered = tuple(sorted(part.operands, key=_cost))
@@ -93,25 +93,25 @@ def cheap_conditions_first(part: Bound) -> Bound:
     return part
 
 
-def _cost(part: Bound) -> int:
+def _cost(part: BoundPart) -> int:
     found = 0
     for each in bound.walk(part):
         if isinstance(each, bound.InQuery | bound.Exists | bound.QueryValue):
             found = max(found, 4)
         elif isinstance(each, bound.Lineage):
             found = max(found, 3 if each.kind in ("ancestors", "descendants") else 1)
-        elif isinstance(each, bound.Nodes):
+        elif isinstance(each, bound.LayerPath):
             found = max(found, 2)
         elif isinstance(each, bound.Metric | bound.Hyperparameter | bound.Tags | bound.RunAttribute | bound.Metadata):
             found = max(found, 1)
     return found
 
 
-def _is_constant(part: Bound, value: bool) -> bool:
+def _is_constant(part: BoundPart, value: bool) -> bool:
     return isinstance(part, Constant) and part.type == "boolean" and part.value is value
 
 
-def merge_nested_selects(part: Bound) -> Bound:
+def merge_nested_selects(part: BoundPart) -> BoundPart:
     """from (select m where a) n where b: from versions n where a and b, if the nested query does no more than that."""
     if not isinstance(part, bound.BoundSelect):
         return part

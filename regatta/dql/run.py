@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from regatta.dql import tree
 from regatta.dql.bind import BoundQuery, bind
-from regatta.dql.bound import Bound, BoundSelect, DerivedSource, IdsSource
+from regatta.dql.bound import BoundPart, BoundSelect, DerivedSource, IdsSource
 from regatta.dql.evaluation.bound_evaluate import BoundEvaluate
 from regatta.dql.networks.bound_networks import BoundConstruct, BoundDerivation, BoundSlice
 from regatta.dql.parse import parse
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from regatta.repo import Repo, Version
 
 MAX_MODELS = 1_000  # that a query may train, unless more are asked for
-B = TypeVar("B", bound=Bound)
+B = TypeVar("B", bound=BoundPart)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def with_derived(context: QueryContext, query: B) -> B:
             if key not in made:
                 made[key] = tuple(version.id for version in make_versions(context, value.query))
             return IdsSource(value.variable, made[key], span=value.span)
-        if isinstance(value, Bound):
+        if isinstance(value, BoundPart):
             parts = {each.name: getattr(value, each.name) for each in fields(value)}
             changed = {name: new for name, old in parts.items() if (new := replaced(old)) is not old}
             return replace(value, **changed) if changed else value
@@ -152,15 +152,15 @@ def _launch_evaluation(context: QueryContext, query: BoundEvaluate) -> Any:
 
 
 # By kind of query, as bound: what runs it and returns versions, and what describes it without running it.
-OPERATORS: dict[type[Bound], Operator] = {
+OPERATORS: dict[type[BoundPart], Operator] = {
     BoundSelect: _select_versions, BoundSlice: _make_derived, BoundConstruct: _make_derived,
     BoundEvaluate: _evaluate,
 }  # fmt: skip
-PLANS: dict[type[Bound], Plan] = {
+PLANS: dict[type[BoundPart], Plan] = {
     BoundSelect: _plan_select, BoundSlice: _plan_derived, BoundConstruct: _plan_derived, BoundEvaluate: _plan_evaluate,
 }  # fmt: skip
 # What launches the run of a query that trains, and returns the run.
-LAUNCHERS: dict[type[Bound], Callable[[QueryContext, Any], Any]] = {BoundEvaluate: _launch_evaluation}
+LAUNCHERS: dict[type[BoundPart], Callable[[QueryContext, Any], Any]] = {BoundEvaluate: _launch_evaluation}
 
 
 def plan(context: QueryContext, query: BoundQuery, analyze: bool = False) -> Mapping[str, Any]:
@@ -168,11 +168,11 @@ def plan(context: QueryContext, query: BoundQuery, analyze: bool = False) -> Map
     return PLANS[type(query)](context, query, analyze)
 
 
-def derived_sources(query: Bound) -> list[DerivedSource]:
+def derived_sources(query: BoundPart) -> list[DerivedSource]:
     """The queries anywhere inside of a select that make versions, each once."""
     found: dict[int, DerivedSource] = {}
 
-    def note(part: Bound) -> Bound:
+    def note(part: BoundPart) -> BoundPart:
         if isinstance(part, DerivedSource):
             found.setdefault(id(part.query), part)
         return part

@@ -24,7 +24,7 @@ class SchemaColumn:
 
 
 @dataclass(frozen=True)
-class Table:
+class QueryTable:
     """`sql` is what stands after FROM; `key` orders the rows."""
 
     sql: str
@@ -51,8 +51,8 @@ RUN_ATTRIBUTES: Mapping[str, SchemaColumn] = _columns(
 GIT_ATTRIBUTES: Mapping[str, Type] = {"commit": "text", "branch": "text", "dirty": "boolean"}
 VERSIONS = "versions"  # a variable over this table is one over versions
 
-TABLES: Mapping[str, Table] = {
-    "snapshots": Table(
+TABLES: Mapping[str, QueryTable] = {
+    "snapshots": QueryTable(
         "snapshot",
         {
             "version": _VERSION_ID,
@@ -60,12 +60,12 @@ TABLES: Mapping[str, Table] = {
         },
         ("version", "position"),
     ),
-    "metrics": Table(
+    "metrics": QueryTable(
         "metric",
         {"version": _VERSION_ID, **_columns(name="text", step="number", value="number")},
         ("version", "name", "step"),
     ),
-    "hyperparameters": Table(
+    "hyperparameters": QueryTable(
         "hyperparameter",
         {
             "version": _VERSION_ID,
@@ -75,7 +75,7 @@ TABLES: Mapping[str, Table] = {
         },
         ("version", "name"),
     ),
-    "runs": Table(
+    "runs": QueryTable(
         "run",
         {
             "id": SchemaColumn("text", "{row}.series"),
@@ -83,7 +83,7 @@ TABLES: Mapping[str, Table] = {
         },
         ("series",),
     ),
-    "nodes": Table(
+    "nodes": QueryTable(
         "node",
         {
             **_columns(network="text"),
@@ -92,12 +92,12 @@ TABLES: Mapping[str, Table] = {
         },
         ("network", "position"),
     ),
-    "edges": Table(
+    "edges": QueryTable(
         "edge",
         _columns(network="text", source="text", target="text", operand="number"),
         ("network", "target", "operand"),
     ),
-    "parents": Table(
+    "parents": QueryTable(
         "parent",
         {
             "version": SchemaColumn("text", "(SELECT id FROM model_version WHERE key = {row}.derived)"),
@@ -107,8 +107,8 @@ TABLES: Mapping[str, Table] = {
         },
         ("derived", "base"),
     ),
-    "tags": Table("tag", {**_columns(name="text"), "version": _VERSION_ID, **_columns(created="time")}, ("name",)),
-    "files": Table(
+    "tags": QueryTable("tag", {**_columns(name="text"), "version": _VERSION_ID, **_columns(created="time")}, ("name",)),
+    "files": QueryTable(
         "file",
         {"version": _VERSION_ID, **_columns(path="text", hash="text", bytes="number", executable="boolean")},
         ("version", "path"),

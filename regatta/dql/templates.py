@@ -119,7 +119,7 @@ def bind_layer(template: tree.NodeTemplate, text: str) -> LayerTemplate:
     function, name, named = _arguments(template, text)
     attributes: dict[str, Any] = {} if function is None else {"function": function.lower()}
     for each in named:
-        if not isinstance(each, tree.Compare) or each.operator != "=":
+        if not isinstance(each, tree.CompareTree) or each.operator != "=":
             raise QueryError("A new layer takes values: name = value.", text, each.span)
         test = _test(kind, each, text)
         value = test.values[0]
@@ -201,12 +201,12 @@ def _is_name_alone(kind: str, text: str) -> bool:
 
 def _test(kind: str, argument: tree.Expression, text: str) -> AttributeTest:
     match argument:
-        case tree.Compare(sign, tree.Path(name, ()), right):
+        case tree.CompareTree(sign, tree.Path(name, ()), right):
             return _typed(kind, name, sign, _constants(right, text), argument.left.span, text)
         case tree.Contained(tree.Path(name, ()), tree.List(items), False):
             values = tuple(value for item in items for value in _constants(item, text))
             return _typed(kind, name, "in", values, argument.item.span, text)
-        case tree.Like(tree.Path("name", ()), tree.Value(), False):
+        case tree.LikeTree(tree.Path("name", ()), tree.Value(), False):
             raise QueryError(
                 "The name of a layer is compared with a selector.", text, argument.span, hint='ANY("conv*")'
             )
@@ -269,7 +269,7 @@ def _constants(expression: tree.Expression, text: str) -> tuple[Constant, ...]:
     match expression:
         case tree.Value(value) if value is not None:
             return (value,)
-        case tree.Negative(tree.Value(int() | float() as number)):
+        case tree.NegativeTree(tree.Value(int() | float() as number)):
             return (-number,)
         case tree.List(items) if items:
             numbers = [_constants(item, text)[0] for item in items]

@@ -118,26 +118,26 @@ class Call(Tree):
 
 
 @dataclass(frozen=True)
-class Arithmetic(Tree):
+class ArithmeticTree(Tree):
     operator: Literal["+", "-", "*", "/", "%"]
     left: Expression
     right: Expression
 
 
 @dataclass(frozen=True)
-class Negative(Tree):
+class NegativeTree(Tree):
     operand: Expression
 
 
 @dataclass(frozen=True)
-class Compare(Tree):
+class CompareTree(Tree):
     operator: Literal["=", "<>", "<", "<=", ">", ">="]
     left: Expression
     right: Expression
 
 
 @dataclass(frozen=True)
-class Like(Tree):
+class LikeTree(Tree):
     text: Expression
     pattern: Expression
     negated: bool = False
@@ -161,13 +161,13 @@ class Between(Tree):
 
 
 @dataclass(frozen=True)
-class IsNull(Tree):
+class IsNullTree(Tree):
     operand: Expression
     negated: bool = False
 
 
 @dataclass(frozen=True)
-class Has(Tree):
+class HasTree(Tree):
     """`m["conv*"].next has POOL("MAX")`: of several templates, one must match."""
 
     nodes: Expression
@@ -176,17 +176,17 @@ class Has(Tree):
 
 
 @dataclass(frozen=True)
-class Not(Tree):
+class NotTree(Tree):
     operand: Expression
 
 
 @dataclass(frozen=True)
-class And(Tree):
+class AndTree(Tree):
     operands: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
-class Or(Tree):
+class OrTree(Tree):
     operands: tuple[Expression, ...]
 
 
@@ -196,13 +196,13 @@ class Subquery(Tree):
 
 
 @dataclass(frozen=True)
-class Exists(Tree):
+class ExistsTree(Tree):
     query: Query
 
 
 Expression: TypeAlias = (
-    Value | Duration | QueryParameter | List | Path | Call | Arithmetic | Negative | Compare | Like | Contained
-    | Between | IsNull | Has | Not | And | Or | Subquery | Exists
+    Value | Duration | QueryParameter | List | Path | Call | ArithmeticTree | NegativeTree | CompareTree | LikeTree
+    | Contained | Between | IsNullTree | HasTree | NotTree | AndTree | OrTree | Subquery | ExistsTree
 )  # fmt: skip
 
 
@@ -248,7 +248,7 @@ class AllColumns(Tree):
 
 
 @dataclass(frozen=True)
-class OrderKey(Tree):
+class OrderKeyTree(Tree):
     expression: Expression
     descending: bool = False
 
@@ -264,7 +264,7 @@ class Select(Tree):
     where: Expression | None = None
     group: tuple[Expression, ...] = ()
     having: Expression | None = None
-    order: tuple[OrderKey, ...] = ()
+    order: tuple[OrderKeyTree, ...] = ()
     limit: Count | None = None
     offset: Count | None = None
 

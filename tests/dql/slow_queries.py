@@ -130,7 +130,7 @@ class SlowQueries:
     def _variable(self, part: Variable, env: Any) -> Any:
         return env[part]
 
-    def _column(self, part: bound.Column, env: Any) -> Any:
+    def _columnvalue(self, part: bound.ColumnValue, env: Any) -> Any:
         return env[part.variable][part.name]
 
     def _attribute(self, part: bound.Attribute, env: Any) -> Any:
@@ -273,7 +273,7 @@ class SlowQueries:
 
     # Layers
 
-    def _nodes(self, part: bound.Nodes, env: Any) -> list[Layer]:
+    def _layerpath(self, part: bound.LayerPath, env: Any) -> list[Layer]:
         model = self.value(part.model, env)
         found: dict[str, Layer] = {}
         for start in _selected(model, part.selector):
@@ -338,7 +338,7 @@ def _is_named(pattern: SelectorPattern, layer: Layer) -> bool:
     return any(re.fullmatch(expression, name, re.DOTALL) for name in layer.names if name)
 
 
-def _reached(model: Model, start: Layer, steps: Sequence[bound.Step]) -> list[Layer]:
+def _reached(model: Model, start: Layer, steps: Sequence[bound.PathStep]) -> list[Layer]:
     here = {start.id}
     for step in steps:
         edges = model.edges if step.forward else {(b, a) for a, b in model.edges}

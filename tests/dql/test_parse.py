@@ -43,11 +43,11 @@ def test_query_1_of_the_paper() -> None:
     pool = tree.NodeTemplate("POOL", (tree.Value("MAX"),))
     assert body(QUERY_1) == tree.Select(
         (tree.SelectItem(path("m1")),),
-        where=tree.And(
+        where=tree.AndTree(
             (
-                tree.Like(path("m1", "name"), tree.Value("alexnet_%")),
-                tree.Compare(">", path("m1", "creation_time"), tree.Value("2015-11-22")),
-                tree.Has(path("m1", tree.Selector("conv[1,3,5]"), "next"), (pool,)),
+                tree.LikeTree(path("m1", "name"), tree.Value("alexnet_%")),
+                tree.CompareTree(">", path("m1", "creation_time"), tree.Value("2015-11-22")),
+                tree.HasTree(path("m1", tree.Selector("conv[1,3,5]"), "next"), (pool,)),
             )
         ),
     )
@@ -57,11 +57,11 @@ def test_query_2_of_the_paper() -> None:
     assert body(QUERY_2) == tree.Slice(
         "m2",
         (tree.NamedSource("m1"),),
-        tree.Like(path("m1", "name"), tree.Value("alexnet-origin%")),
-        tree.And(
+        tree.LikeTree(path("m1", "name"), tree.Value("alexnet-origin%")),
+        tree.AndTree(
             (
-                tree.Compare("=", path("m2", "input"), path("m1", tree.Selector("conv1"))),
-                tree.Compare("=", path("m2", "output"), path("m1", tree.Selector("fc7"))),
+                tree.CompareTree("=", path("m2", "input"), path("m1", tree.Selector("conv1"))),
+                tree.CompareTree("=", path("m2", "output"), path("m1", tree.Selector("fc7"))),
             )
         ),
     )
@@ -70,7 +70,7 @@ def test_query_2_of_the_paper() -> None:
 def test_query_3_of_the_paper() -> None:
     found = body(QUERY_3)
     assert isinstance(found, tree.Construct)
-    assert found.mutate == tree.Compare(
+    assert found.mutate == tree.CompareTree(
         "=", path("m1", tree.Selector("conv*($1)"), "insert"), tree.Call("RELU", (tree.Value("relu$1"),))
     )
     assert not found.fit and found.into is None
@@ -103,34 +103,36 @@ M = path("m", "x")
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("1 + 2 * 3 - 4", tree.Arithmetic("-", tree.Arithmetic("+", tree.Value(1), tree.Arithmetic("*", tree.Value(2),
-            tree.Value(3))), tree.Value(4))),
-        ("m.x - -1.5e3", tree.Arithmetic("-", M, tree.Negative(tree.Value(1500.0)))),
-        ("now() - 7d", tree.Arithmetic("-", tree.Call("now"), tree.Duration(604_800.0))),
-        ("m.x >= 30min", tree.Compare(">=", M, tree.Duration(1800.0))),
-        ("m.x != 1 OR m.x == 2 Or NOT m.x <> 3", tree.Or((tree.Compare("<>", M, tree.Value(1)), tree.Compare("=", M,
-            tree.Value(2)), tree.Not(tree.Compare("<>", M, tree.Value(3)))))),
-        ("not m.x = 1 and true", tree.And((tree.Not(tree.Compare("=", M, tree.Value(1))), tree.Value(True)))),
+        ("1 + 2 * 3 - 4", tree.ArithmeticTree("-", tree.ArithmeticTree("+", tree.Value(1),
+            tree.ArithmeticTree("*", tree.Value(2), tree.Value(3))), tree.Value(4))),
+        ("m.x - -1.5e3", tree.ArithmeticTree("-", M, tree.NegativeTree(tree.Value(1500.0)))),
+        ("now() - 7d", tree.ArithmeticTree("-", tree.Call("now"), tree.Duration(604_800.0))),
+        ("m.x >= 30min", tree.CompareTree(">=", M, tree.Duration(1800.0))),
+        ("m.x != 1 OR m.x == 2 Or NOT m.x <> 3", tree.OrTree((tree.CompareTree("<>", M, tree.Value(1)),
+            tree.CompareTree("=", M, tree.Value(2)), tree.NotTree(tree.CompareTree("<>", M, tree.Value(3)))))),
+        ("not m.x = 1 and true", tree.AndTree((
+            tree.NotTree(tree.CompareTree("=", M, tree.Value(1))), tree.Value(True)))),
         ("m.x not in [1, 'two', null]", tree.Contained(M, tree.List((tree.Value(1), tree.Value("two"),
             tree.Value(None))), True)),
         ("m.x in :values", tree.Contained(M, tree.QueryParameter("values"))),
         ("m.x in []", tree.Contained(M, tree.List(()))),
-        ("m.x not like 'a''b'", tree.Like(M, tree.Value("a'b"), True)),
-        ("m.x between 1 and 2 and false", tree.And((tree.Between(M, tree.Value(1), tree.Value(2)),
+        ("m.x not like 'a''b'", tree.LikeTree(M, tree.Value("a'b"), True)),
+        ("m.x between 1 and 2 and false", tree.AndTree((tree.Between(M, tree.Value(1), tree.Value(2)),
             tree.Value(False)))),
-        ("m.x is not null", tree.IsNull(M, True)),
+        ("m.x is not null", tree.IsNullTree(M, True)),
         ('m.metric."val/loss".at(10)', path("m", "metric", "val/loss", tree.Field("at", (tree.Value(10),)))),
-        ("m.param.in = m.select", tree.Compare("=", path("m", "param", "in"), path("m", "select"))),
-        ("all m[:s].next has [POOL, NORM('batch')]", tree.Has(path("m", tree.Selector(tree.QueryParameter("s")),
+        ("m.param.in = m.select", tree.CompareTree("=", path("m", "param", "in"), path("m", "select"))),
+        ("all m[:s].next has [POOL, NORM('batch')]", tree.HasTree(path("m", tree.Selector(tree.QueryParameter("s")),
             "next"), (tree.NodeTemplate("POOL"), tree.NodeTemplate("NORM", (tree.Value("batch"),))), "all")),
         ("m['a'] -> POOL ->{1,3} FULL ->{2,} RELU ->{2} ANY", path("m", tree.Selector("a"),
             tree.Arrow(tree.NodeTemplate("POOL")), tree.Arrow(tree.NodeTemplate("FULL"), 1, 3),
             tree.Arrow(tree.NodeTemplate("RELU"), 2, None), tree.Arrow(tree.NodeTemplate("ANY"), 2, 2))),
         ("count(distinct m.x)", tree.Call("count", (M,), distinct=True)),
         ("count(*)", tree.Call("count", star=True)),
-        ("m['c'] has CONV(in = 3, out > 64, kernel in [1, 3])", tree.Has(path("m", tree.Selector("c")),
-            (tree.NodeTemplate("CONV", (tree.Compare("=", path("in"), tree.Value(3)), tree.Compare(">", path("out"),
-            tree.Value(64)), tree.Contained(path("kernel"), tree.List((tree.Value(1), tree.Value(3)))))),))),
+        ("m['c'] has CONV(in = 3, out > 64, kernel in [1, 3])", tree.HasTree(path("m", tree.Selector("c")),
+            (tree.NodeTemplate("CONV", (tree.CompareTree("=", path("in"), tree.Value(3)),
+            tree.CompareTree(">", path("out"), tree.Value(64)),
+            tree.Contained(path("kernel"), tree.List((tree.Value(1), tree.Value(3)))))),))),
     ],
 )  # fmt: skip
 def test_expressions(text: str, wanted: tree.Expression) -> None:
@@ -167,8 +169,8 @@ def test_every_clause_of_construct_and_evaluate() -> None:
     assert isinstance(found, tree.Evaluate)
     assert [setting.path for setting in found.settings] == [path("config", "epochs"), path("batch_size")]
     assert found.vary[1] == tree.Varied(path("config", "n"), tree.List((tree.Value(3),)))
-    assert found.using == tree.NodeTemplate("asha", (tree.Compare("=", path("n"), tree.Value(20)),))
-    accurate = tree.Compare(">", path("m", tree.Selector("accuracy")), tree.Value(0.9))
+    assert found.using == tree.NodeTemplate("asha", (tree.CompareTree("=", path("n"), tree.Value(20)),))
+    accurate = tree.CompareTree(">", path("m", tree.Selector("accuracy")), tree.Value(0.9))
     assert found.keep[0] == tree.KeepWhere(accurate, 3, "epochs")
     assert isinstance(found.keep[1], tree.KeepCall) and found.into == "r"
 
@@ -176,9 +178,9 @@ def test_every_clause_of_construct_and_evaluate() -> None:
 def test_spans_are_places_in_the_text() -> None:
     text = "select m where m.metric.loss > 3 and m['conv1'] has POOL('MAX')"
     found = {type(part).__name__: text[part.span.start : part.span.end] for part in tree.walk(parse(text))}
-    assert found["Has"] == "m['conv1'] has POOL('MAX')"
+    assert found["HasTree"] == "m['conv1'] has POOL('MAX')"
     assert found["NodeTemplate"] == "POOL('MAX')"
-    assert found["Compare"] == "m.metric.loss > 3"
+    assert found["CompareTree"] == "m.metric.loss > 3"
     assert found["Selector"] == "'conv1'"
 
 
@@ -228,7 +230,7 @@ def test_a_huge_query_is_an_error_at_once(text: str, message: str) -> None:
 
 def test_long_flat_queries_are_fine() -> None:
     found = condition(" or ".join(f"m.x = {number}" for number in range(5000)))
-    assert isinstance(found, tree.Or) and len(found.operands) == 5000
+    assert isinstance(found, tree.OrTree) and len(found.operands) == 5000
 
 
 def test_words_that_may_follow() -> None:

@@ -20,7 +20,7 @@ OTHER = Node("o", "OTHER", "o", {"type": "Erf", "k": 3})
 
 def test_of(text: str) -> NodeTest:
     found = parse_condition(f"m['x'] has {text}")
-    assert isinstance(found, tree.Has)
+    assert isinstance(found, tree.HasTree)
     return bind_test(found.templates[0], text)
 
 

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 
 from regatta.dql import bound, tree
 from regatta.dql.bind.types import NAMES, type_of_value
-from regatta.dql.bound import Bound, Type, Variable
+from regatta.dql.bound import BoundPart, Type, Variable
 from regatta.dql.parse import QueryError, parse
 from regatta.dql.schema import TABLE_NAMES, TABLES, VERSIONS, KnownNames
 from regatta.dql.selectors import SelectorError, SelectorPattern, parse_selector
 from regatta.dql.tree import Span
 from regatta.errors import nearest
 
-BoundQuery: TypeAlias = Bound  # BoundSelect, BoundSlice, BoundConstruct or BoundEvaluate
+BoundQuery: TypeAlias = BoundPart  # BoundSelect, BoundSlice, BoundConstruct or BoundEvaluate
 MAX_SOURCES = 16
 MAX_SAVED_DEPTH = 16
 MAX_VARIABLES = 256  # of a query and all queries in it: those of `with` may name each other again and again
@@ -202,10 +202,10 @@ class Binder:
             raise self.error(f"{what} is {NAMES[wanted]}, not {NAMES[found.type]}.", expression.span)
         return found
 
-    def bind_nodes(self, expression: tree.Expression) -> bound.Nodes:
+    def bind_nodes(self, expression: tree.Expression) -> bound.LayerPath:
         """Bind a path that leads to layers: m["conv*"], m["conv1"].next."""
         found = self.bind_expression(expression)
-        if not isinstance(found, bound.Nodes):
+        if not isinstance(found, bound.LayerPath):
             raise self.error(
                 f"Layers are expected here, not {NAMES[found.type]}.", expression.span, hint='For example: m["conv*"]'
             )

@@ -80,7 +80,7 @@ def _list(binder: Binder, found: tree.List) -> Expression:
     return Constant(tuple(item.value for item in items if isinstance(item, Constant)), "list", span=found.span)
 
 
-def _negative(binder: Binder, negative: tree.Negative) -> Expression:
+def _negative(binder: Binder, negative: tree.NegativeTree) -> Expression:
     operand = binder.bind_expression(negative.operand)
     if operand.type not in ("number", "any", "duration"):
         raise binder.error(f"{NAMES[operand.type].capitalize()} has no negative.", negative.span)
@@ -96,7 +96,7 @@ _ARITHMETIC: Mapping[tuple[str, Type, Type], Type] = {
 }  # fmt: skip
 
 
-def _arithmetic(binder: Binder, found: tree.Arithmetic) -> Expression:
+def _arithmetic(binder: Binder, found: tree.ArithmeticTree) -> Expression:
     left, right = binder.bind_expression(found.left), binder.bind_expression(found.right)
     if found.operator in "+-":  # "2026-01-01" - 7d, now() - "2026-01-01"
         left = _as_time(left) if right.type == "duration" or (right.type == "time" and found.operator == "-") else left
@@ -143,7 +143,7 @@ def _call(binder: Binder, call: tree.Call) -> Expression:
 
 def _count_of_a_set(binder: Binder, call: tree.Call) -> Expression | None:
     argument = call.arguments[0]
-    if isinstance(argument, tree.Has):
+    if isinstance(argument, tree.HasTree):
         found = _has(binder, argument)
         assert isinstance(found, bound.Has)
         if found.every:
@@ -262,7 +262,7 @@ _FUNCTIONS: Mapping[str, _Function] = {
 # Conditions
 
 
-def _compare(binder: Binder, found: tree.Compare) -> Expression:
+def _compare(binder: Binder, found: tree.CompareTree) -> Expression:
     left, right = binder.bind_expression(found.left), binder.bind_expression(found.right)
     return _compared(binder, found.operator, left, right, found)
 
@@ -300,7 +300,7 @@ def _time_of(binder: Binder, found: Expression) -> Expression:
 
 def _hint_for_set(found: Expression) -> str | None:
     match found:
-        case bound.Nodes(selector=selector):
+        case bound.LayerPath(selector=selector):
             return f'A value of a metric is m.metric."{selector.text:.40}"; layers are tested with has.'
         case bound.Tags():
             return 'For example: "best" in m.tags'
@@ -309,7 +309,7 @@ def _hint_for_set(found: Expression) -> str | None:
     return None
 
 
-def _like(binder: Binder, found: tree.Like) -> Expression:
+def _like(binder: Binder, found: tree.LikeTree) -> Expression:
     text, pattern = binder.bind_expression(found.text), binder.bind_expression(found.pattern)
     for part, place, what in ((text, found.text, "What is compared"), (pattern, found.pattern, "The pattern of like")):
         if part.type not in ("text", "any"):
@@ -376,7 +376,7 @@ def _subquery(binder: Binder, place: tree.Subquery) -> Expression:
     return bound.QueryValue(query, query.items[0].expression.type, span=place.span)
 
 
-def _exists(binder: Binder, found: tree.Exists) -> Expression:
+def _exists(binder: Binder, found: tree.ExistsTree) -> Expression:
     return bound.Exists(binder.bind_select(found.query), span=found.span)
 
 
@@ -387,7 +387,7 @@ def _between(binder: Binder, found: tree.Between) -> Expression:
     return _negated(bound.And((least, most), span=found.span), found.negated)
 
 
-def _is_null(binder: Binder, found: tree.IsNull) -> Expression:
+def _is_null(binder: Binder, found: tree.IsNullTree) -> Expression:
     operand = binder.bind_expression(found.operand)
     if operand.type in SET_TYPES:
         raise binder.error(
@@ -396,21 +396,21 @@ def _is_null(binder: Binder, found: tree.IsNull) -> Expression:
     return _negated(bound.IsNull(operand, span=found.span), found.negated)
 
 
-def _has(binder: Binder, found: tree.Has) -> Expression:
+def _has(binder: Binder, found: tree.HasTree) -> Expression:
     nodes = binder.bind_nodes(found.nodes)
     tests = tuple(bind_test(template, binder.text) for template in found.templates)
     return bound.Has(nodes, tests, found.quantifier == "all", span=found.span)
 
 
-def _not(binder: Binder, found: tree.Not) -> Expression:
+def _not(binder: Binder, found: tree.NotTree) -> Expression:
     return bound.Not(binder.bind_condition(found.operand), span=found.span)
 
 
-def _and(binder: Binder, found: tree.And) -> Expression:
+def _and(binder: Binder, found: tree.AndTree) -> Expression:
     return bound.And(tuple(binder.bind_condition(each) for each in found.operands), span=found.span)
 
 
-def _or(binder: Binder, found: tree.Or) -> Expression:
+def _or(binder: Binder, found: tree.OrTree) -> Expression:
     return bound.Or(tuple(binder.bind_condition(each) for each in found.operands), span=found.span)
 
 
@@ -420,8 +420,8 @@ def _negated(condition: Expression, negated: bool) -> Expression:
 
 _BINDERS: Mapping[type[tree.Tree], Callable[[Any, Any], Expression]] = {
     tree.Value: _value, tree.QueryParameter: _query_parameter, tree.Duration: _duration, tree.List: _list,
-    tree.Path: bind_path, tree.Call: _call, tree.Arithmetic: _arithmetic, tree.Negative: _negative,
-    tree.Compare: _compare, tree.Like: _like, tree.Contained: _contained, tree.Between: _between,
-    tree.IsNull: _is_null, tree.Has: _has, tree.Not: _not, tree.And: _and, tree.Or: _or, tree.Subquery: _subquery,
-    tree.Exists: _exists,
+    tree.Path: bind_path, tree.Call: _call, tree.ArithmeticTree: _arithmetic, tree.NegativeTree: _negative,
+    tree.CompareTree: _compare, tree.LikeTree: _like, tree.Contained: _contained, tree.Between: _between,
+    tree.IsNullTree: _is_null, tree.HasTree: _has, tree.NotTree: _not, tree.AndTree: _and, tree.OrTree: _or,
+    tree.Subquery: _subquery, tree.ExistsTree: _exists,
 }  # fmt: skip

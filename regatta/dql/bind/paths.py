@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.dql import bound, tree
 from regatta.dql.bind.types import NAMES
-from regatta.dql.bound import Attribute, Column, Expression, GitAttribute, Hyperparameter, Metadata, Metric, Variable
+from regatta.dql.bound import (
+    Attribute,
+    ColumnValue,
+    Expression,
+    GitAttribute,
+    Hyperparameter,
+    Metadata,
+    Metric,
+    Variable,
+)
 from regatta.dql.parse import QueryError
-from regatta.dql.schema import GIT_ATTRIBUTES, RUN_ATTRIBUTES, TABLES, VERSION_ATTRIBUTES, Table
+from regatta.dql.schema import GIT_ATTRIBUTES, RUN_ATTRIBUTES, TABLES, VERSION_ATTRIBUTES, QueryTable
 from regatta.dql.templates import bind_test
 from regatta.errors import nearest
 
@@ -50,16 +59,16 @@ def _unknown_variable(binder: Binder, path: tree.Path) -> QueryError:
 
 def _next(binder: Binder, found: Expression, steps: list[tree.Step]) -> Expression:
     step = steps.pop(0)
-    if isinstance(found, bound.Nodes):
+    if isinstance(found, bound.LayerPath):
         if len(found.steps) == MAX_PATH:
             raise binder.error(f"A path has at most {MAX_PATH} steps.", step.span, hint="Use an arrow: ->{1,50} POOL")
-        return bound.Nodes(found.model, found.selector, (*found.steps, _step(binder, step)), span=found.span)
+        return bound.LayerPath(found.model, found.selector, (*found.steps, _step(binder, step)), span=found.span)
     if isinstance(found, Variable) and found.type == "null":
         return _column(binder, found, step)
     if found.type != "model":
         raise binder.error(f"This is {NAMES[found.type]}, which has no parts.", step.span)
     if isinstance(step, tree.Selector):
-        return bound.Nodes(found, binder.bind_selector(step), span=step.span)
+        return bound.LayerPath(found, binder.bind_selector(step), span=step.span)
     if isinstance(step, tree.Arrow):
         raise binder.error("An arrow leads from layers.", step.span, hint='For example: m["conv1"] -> POOL')
     return _member(binder, found, step, steps)
@@ -173,10 +182,10 @@ def _name_after(
     return name
 
 
-def _step(binder: Binder, step: tree.Step) -> bound.Step:
+def _step(binder: Binder, step: tree.Step) -> bound.PathStep:
     match step:
         case tree.Field("next" | "prev" as name, None):
-            return bound.Step(name == "next", span=step.span)
+            return bound.PathStep(name == "next", span=step.span)
         case tree.Field(name):
             hint = 'Layers have next and prev, and are tested with has: m["conv1"] has CONV(kernel = 3)'
             raise binder.error(
@@ -185,7 +194,7 @@ def _step(binder: Binder, step: tree.Step) -> bound.Step:
         case tree.Arrow(template, least, most):
             if max(least, most or 0) > MAX_STEPS or most == 0:
                 raise binder.error(f"An arrow leads over 1 to {MAX_STEPS} steps.", step.span)
-            return bound.Step(True, least, most, bind_test(template, binder.text), span=step.span)
+            return bound.PathStep(True, least, most, bind_test(template, binder.text), span=step.span)
     raise binder.error("These are layers already.", step.span, hint='For example: m["conv1"].next has POOL')
 
 
@@ -195,7 +204,7 @@ def _column(binder: Binder, variable: Variable, step: tree.Step) -> Expression:
     if not isinstance(step, tree.Field) or step.arguments is not None:
         raise binder.error(f"{variable.name!r:.60} is a row, and not a model.", step.span)
     if isinstance(source, bound.TableSource):
-        table: Table = TABLES[source.table]
+        table: QueryTable = TABLES[source.table]
         types = {name: column.type for name, column in table.columns.items()}
         what = f"The table {source.table}"
     else:
@@ -208,4 +217,4 @@ def _column(binder: Binder, variable: Variable, step: tree.Step) -> Expression:
             f"{what} has no column {step.name!r:.60}.", step.span, candidates=candidates,
             hint=None if candidates else f"It has {', '.join(types)}.",
         )  # fmt: skip
-    return Column(variable, step.name, types[step.name], span=step.span)
+    return ColumnValue(variable, step.name, types[step.name], span=step.span)

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 from regatta.dql import bound, tree
 from regatta.dql.bind.expressions import bind_condition
 from regatta.dql.bind.types import NAMES
-from regatta.dql.bound import SET_TYPES, Aggregate, Bound, BoundSelect, Constant, Expression, Item, OrderKey, Variable
+from regatta.dql.bound import (
+    SET_TYPES,
+    Aggregate,
+    BoundPart,
+    BoundSelect,
+    Constant,
+    Expression,
+    OrderKey,
+    ResultColumn,
+    Variable,
+)
 from regatta.dql.schema import TABLES
 from regatta.errors import nearest
 
@@ -86,16 +96,16 @@ def _paths(part: tree.Tree) -> Iterator[tree.Path]:
         yield part
     inside = sorted(part.children(), key=lambda child: child.span.start)
     for child in inside:
-        if not isinstance(child, tree.Query | tree.NodeTemplate | tree.Has):
+        if not isinstance(child, tree.Query | tree.NodeTemplate | tree.HasTree):
             yield from _paths(child)
-        elif isinstance(child, tree.Has):
+        elif isinstance(child, tree.HasTree):
             yield from _paths(child.nodes)
 
 
 # Columns
 
 
-def _items(binder: Binder, select: tree.Select) -> tuple[Item, ...]:
+def _items(binder: Binder, select: tree.Select) -> tuple[ResultColumn, ...]:
     listed: list[tuple[str, str, Expression]] = []  # name, full name, column
     for item in select.items:
         if isinstance(item, tree.AllColumns):
@@ -111,7 +121,7 @@ def _items(binder: Binder, select: tree.Select) -> tuple[Item, ...]:
     twice = next((alias for alias in aliases if aliases.count(alias) > 1), None)
     if twice is not None:
         raise binder.error(f"Two columns are called {twice!r:.60}.", select.span)
-    return tuple(Item(expression, name, span=expression.span) for name, expression in _with_names(listed))
+    return tuple(ResultColumn(expression, name, span=expression.span) for name, expression in _with_names(listed))
 
 
 def _with_names(listed: list[tuple[str, str, Expression]]) -> Iterator[tuple[str, Expression]]:
@@ -145,7 +155,7 @@ def _all_columns(source: bound.Source, place: tree.AllColumns) -> Iterator[tuple
         assert isinstance(source, bound.QuerySource)
         types = {item.name: item.expression.type for item in source.query.items}
     for name, type_ in types.items():
-        yield name, f"{variable.name}.{name}", bound.Column(variable, name, type_, span=place.span)
+        yield name, f"{variable.name}.{name}", bound.ColumnValue(variable, name, type_, span=place.span)
 
 
 def _check_column(binder: Binder, expression: Expression, item: tree.SelectItem) -> None:
@@ -168,7 +178,7 @@ def _group_key(binder: Binder, key: tree.Expression) -> Expression:
     return found
 
 
-def _order_key(binder: Binder, key: tree.OrderKey) -> OrderKey:
+def _order_key(binder: Binder, key: tree.OrderKeyTree) -> OrderKey:
     match key.expression:
         case tree.Value(value) if isinstance(value, int) and not isinstance(value, bool):
             listed = list(binder.aliases.values())
@@ -185,7 +195,7 @@ def _check_groups(binder: Binder, query: BoundSelect) -> None:
     """Outside of aggregates there may only be what all rows of a group have in common."""
     own = {source.variable for source in query.sources}
     keys = frozenset(query.group)
-    parts: list[Bound] = [*(item.expression for item in query.items), *(key.expression for key in query.order)]
+    parts: list[BoundPart] = [*(item.expression for item in query.items), *(key.expression for key in query.order)]
     for part in [*parts, *([query.having] if query.having is not None else [])]:
         lonely = _not_grouped(part, keys, own)
         if lonely is not None:
@@ -194,7 +204,7 @@ def _check_groups(binder: Binder, query: BoundSelect) -> None:
             raise binder.error(f"{text[:60]} may differ within a group.", lonely.span, hint=hint)
 
 
-def _not_grouped(part: Bound, keys: frozenset[Bound], own: set[Variable]) -> Bound | None:
+def _not_grouped(part: BoundPart, keys: frozenset[BoundPart], own: set[Variable]) -> BoundPart | None:
     if part in keys or isinstance(part, Aggregate | Constant):
         return None
     if isinstance(part, Variable):

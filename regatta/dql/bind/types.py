@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from regatta.dql.bound import SET_TYPES, Bound, Constant, Type
+from regatta.dql.bound import SET_TYPES, BoundPart, Constant, Type
 
 NAMES: dict[Type, str] = {
     "text": "a text", "number": "a number", "boolean": "true or false", "time": "a time",
@@ -59,5 +59,5 @@ def parse_time(text: str) -> float | None:
         return None
 
 
-def is_text_constant(part: Bound) -> bool:
+def is_text_constant(part: BoundPart) -> bool:
     return isinstance(part, Constant) and part.type == "text"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from regatta.dql import tree
-from regatta.dql.bound import BoundSelect, Item, Variable
+from regatta.dql.bound import BoundSelect, ResultColumn, Variable
 from regatta.dql.evaluation.bound_evaluate import BoundAxis, BoundEvaluate, BoundSetting
 from regatta.dql.evaluation.keep import bind_rule
 from regatta.dql.evaluation.vary import bind_axis, bind_setting, bind_using
@@ -27,7 +27,7 @@ def bind_evaluate(binder: Binder, body: tree.Evaluate) -> BoundEvaluate:
     model = _model(binder, body)
     binder.aggregates = "in where"
     where = None if body.where is None else binder.bind_condition(body.where)
-    item = Item(model, model.name, span=model.span)
+    item = ResultColumn(model, model.name, span=model.span)
     models = BoundSelect((item,), tuple(binder.sources), where, distinct=True, span=body.span)
     settings = _once(binder, [bind_setting(binder, setting) for setting in body.settings], "set")
     axes = _once(binder, [bind_axis(binder, varied) for varied in body.vary], "varied")

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from regatta.configuration import Scalar
-from regatta.dql.bound import Bound, BoundSelect
+from regatta.dql.bound import BoundPart, BoundSelect
 from regatta.dql.selectors import SelectorPattern
 from regatta.search.keep import KeepRule
 from regatta.search.spaces import Space
 
 
 @dataclass(frozen=True)
-class BoundSetting(Bound):
+class BoundSetting(BoundPart):
     """`config.epochs = 5`; with a selector, the rate of some layers. `key` is its name in configurations."""
 
     key: str
@@ -26,7 +26,7 @@ AxisValues: TypeAlias = "tuple[Scalar, ...] | Space | None"  # None: auto
 
 
 @dataclass(frozen=True)
-class BoundAxis(Bound):
+class BoundAxis(BoundPart):
     """`config.base_lr in [0.1, 0.01]`"""
 
     key: str
@@ -35,7 +35,7 @@ class BoundAxis(Bound):
 
 
 @dataclass(frozen=True)
-class BoundUsing(Bound):
+class BoundUsing(BoundPart):
     """`using asha(n = 20, eta = 3)`"""
 
     search: str
@@ -43,7 +43,7 @@ class BoundUsing(Bound):
 
 
 @dataclass(frozen=True)
-class BoundEvaluate(Bound):
+class BoundEvaluate(BoundPart):
     """`config` is the path of a file. `text` is what was written, so that errors can show a place in it.
 
     `saved` is the saved query that this is a part of: a Python file is not taken from there.

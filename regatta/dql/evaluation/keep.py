@@ -88,16 +88,16 @@ def _alternatives(
 ) -> tuple[tuple[MetricBound, ...], ...]:
     """A condition as alternatives, each of which is a list of comparisons that must all hold."""
     match condition:
-        case tree.Not(operand):
+        case tree.NotTree(operand):
             return _alternatives(binder, operand, name, not negated)
-        case tree.And(operands) | tree.Or(operands):
+        case tree.AndTree(operands) | tree.OrTree(operands):
             parts = [_alternatives(binder, operand, name, negated) for operand in operands]
-            if isinstance(condition, tree.Or) is not negated:
+            if isinstance(condition, tree.OrTree) is not negated:
                 return tuple(bounds for part in parts for bounds in part)
             if prod(map(len, parts)) > MAX_ALTERNATIVES:
                 raise binder.error("The condition has too many alternatives.", condition.span)
             return tuple(tuple(bound for bounds in choice for bound in bounds) for choice in product(*parts))
-        case tree.Compare(comparison, left, right):
+        case tree.CompareTree(comparison, left, right):
             if _is_constant(left) and not _is_constant(right):
                 return _alternatives(
                     binder, replace(condition, left=right, right=left, operator=_MIRRORED[comparison]), name, negated
@@ -108,11 +108,12 @@ def _alternatives(
             metric = _metric(binder, left, name)
             return ((MetricBound(metric, _OPPOSITE[comparison] if negated else comparison, float(bound)),),)
         case tree.Between(value, low, high, inverted):
-            both = tree.And((tree.Compare(">=", value, low, span=condition.span),
-                             tree.Compare("<=", value, high, span=condition.span)), span=condition.span)  # fmt: skip
+            span = condition.span
+            least, most = tree.CompareTree(">=", value, low, span=span), tree.CompareTree("<=", value, high, span=span)
+            both = tree.AndTree((least, most), span=span)
             return _alternatives(binder, both, name, negated is not inverted)
     raise binder.error("A rule compares metrics with numbers.", condition.span, hint=EXAMPLE.format(name))
 
 
 def _is_constant(expression: tree.Expression) -> bool:
-    return isinstance(expression, tree.Value | tree.QueryParameter | tree.Negative)
+    return isinstance(expression, tree.Value | tree.QueryParameter | tree.NegativeTree)

@@ -38,7 +38,7 @@ LAUNCH_OPTIONS = ("wait", "progress", "resume", "changed_code")  # of `Sweep.lau
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PreparedEvaluation:
     """An evaluate that is checked, but whose models are in no files yet."""
 
     query: BoundEvaluate
@@ -74,7 +74,7 @@ def evaluate_versions(context: QueryContext, query: BoundEvaluate) -> list[Versi
     return [context.repo.resolve(version) for version in kept if version is not None]
 
 
-def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> Evaluation:
+def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> PreparedEvaluation:
     """Check everything: nothing is written before, except for data sets that must be split."""
     config = _config(context, query)
     rates = {group_key(each.selector.text, each.rate): each.value for each in config.rates}
@@ -110,11 +110,11 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> Evaluatio
     )
     check_inputs(models, dataset)
     _warn_of_late_rules(context, query, goal, dataset, search)
-    return Evaluation(query, models, config, values, dataset, search, goal)
+    return PreparedEvaluation(query, models, config, values, dataset, search, goal)
 
 
 @contextmanager
-def swept(context: QueryContext, prepared: Evaluation, options: Mapping[str, Any]) -> Iterator[Sweep]:
+def swept(context: QueryContext, prepared: PreparedEvaluation, options: Mapping[str, Any]) -> Iterator[Sweep]:
     """The sweep of an evaluation, whose models are in files of the repository while this is open."""
     from regatta.cluster import Cluster
     from regatta.network.torch.start_models import OF_CLASSES, accuracy, named_loss

@@ -20,7 +20,7 @@ DIGITS = "digits"
 
 
 @dataclass(frozen=True)
-class Setting:
+class EvaluateSetting:
     """`auto` are the values of `vary ... auto` in a grid, and `auto_range` is where other searches draw from."""
 
     name: str
@@ -50,35 +50,35 @@ class Setting:
 
 
 RATES = (0.1, 0.01, 0.001)
-SETTINGS: Mapping[str, Setting] = {
+SETTINGS: Mapping[str, EvaluateSetting] = {
     each.name: each
     for each in (
-        Setting("input_data", "text", None, "the data set: digits, or a name in [data]"),
-        Setting("loss", "text", "cross_entropy", "how wrong an output is", options=LOSS_NAMES, varies=False),
-        Setting("optimizer", "text", "sgd", "of PyTorch", options=OPTIMIZER_NAMES, auto=("sgd", "adam")),
-        Setting("base_lr", "number", 0.01, "the learning rate", 0, (), RATES, loguniform(1e-4, 1e-1)),
-        Setting("batch_size", "whole", 32, "rows of a step", 1, auto=(16, 32, 64)),
-        Setting("epochs", "whole", 1, "passes over the data", 1, varies=False),
-        Setting("momentum", "number", None, "of sgd and rmsprop", 0, (), (0.0, 0.9), uniform(0.0, 0.99)),
-        Setting("weight_decay", "number", None, "", 0, (), (0.0, 0.0001), loguniform(1e-6, 1e-2)),
-        Setting("nesterov", "boolean", None, "of sgd", auto=(False, True)),
-        Setting("dampening", "number", None, "of sgd", 0),
-        Setting("alpha", "number", None, "of rmsprop", 0),
-        Setting("eps", "number", None, "of all optimizers but sgd", 0),
-        Setting("amsgrad", "boolean", None, "of adam and adamw", auto=(False, True)),
-        Setting("centered", "boolean", None, "of rmsprop", auto=(False, True)),
-        Setting("metric", "text", "loss", "what ranks the models", varies=False),
-        Setting("mode", "text", None, "which values of it are better", options=("min", "max"), varies=False),
-        Setting("seed", "whole", 0, "of all that is random", 0, varies=False),
-        Setting("visits", "text", "free", "seeded: in a fixed order", None, ("free", "seeded"), varies=False),
-        Setting("workers", "whole", None, "how many train at a time", 1, varies=False),
-        Setting("partitions", "whole", 4, "in which a single file is split", 1, varies=False),
-        Setting("eval_fraction", "number", 0.2, "of a single file, for evaluation", 0, varies=False),
+        EvaluateSetting("input_data", "text", None, "the data set: digits, or a name in [data]"),
+        EvaluateSetting("loss", "text", "cross_entropy", "how wrong an output is", options=LOSS_NAMES, varies=False),
+        EvaluateSetting("optimizer", "text", "sgd", "of PyTorch", options=OPTIMIZER_NAMES, auto=("sgd", "adam")),
+        EvaluateSetting("base_lr", "number", 0.01, "the learning rate", 0, (), RATES, loguniform(1e-4, 1e-1)),
+        EvaluateSetting("batch_size", "whole", 32, "rows of a step", 1, auto=(16, 32, 64)),
+        EvaluateSetting("epochs", "whole", 1, "passes over the data", 1, varies=False),
+        EvaluateSetting("momentum", "number", None, "of sgd and rmsprop", 0, (), (0.0, 0.9), uniform(0.0, 0.99)),
+        EvaluateSetting("weight_decay", "number", None, "", 0, (), (0.0, 0.0001), loguniform(1e-6, 1e-2)),
+        EvaluateSetting("nesterov", "boolean", None, "of sgd", auto=(False, True)),
+        EvaluateSetting("dampening", "number", None, "of sgd", 0),
+        EvaluateSetting("alpha", "number", None, "of rmsprop", 0),
+        EvaluateSetting("eps", "number", None, "of all optimizers but sgd", 0),
+        EvaluateSetting("amsgrad", "boolean", None, "of adam and adamw", auto=(False, True)),
+        EvaluateSetting("centered", "boolean", None, "of rmsprop", auto=(False, True)),
+        EvaluateSetting("metric", "text", "loss", "what ranks the models", varies=False),
+        EvaluateSetting("mode", "text", None, "which values of it are better", options=("min", "max"), varies=False),
+        EvaluateSetting("seed", "whole", 0, "of all that is random", 0, varies=False),
+        EvaluateSetting("visits", "text", "free", "seeded: in a fixed order", None, ("free", "seeded"), varies=False),
+        EvaluateSetting("workers", "whole", None, "how many train at a time", 1, varies=False),
+        EvaluateSetting("partitions", "whole", 4, "in which a single file is split", 1, varies=False),
+        EvaluateSetting("eval_fraction", "number", 0.2, "of a single file, for evaluation", 0, varies=False),
     )
 }  # fmt: skip
-GROUP_SETTINGS: Mapping[str, Setting] = {
-    "lr": Setting("lr", "number", None, "the learning rate of these layers", 0),
-    "lr_mult": Setting("lr_mult", "number", None, "their rate as a multiple of base_lr", 0),
+GROUP_SETTINGS: Mapping[str, EvaluateSetting] = {
+    "lr": EvaluateSetting("lr", "number", None, "the learning rate of these layers", 0),
+    "lr_mult": EvaluateSetting("lr_mult", "number", None, "their rate as a multiple of base_lr", 0),
 }
 AUTO_MULT = (1.0, 0.1)  # config.net["conv*"].lr auto: as a multiple of base_lr
 AUTO_MULT_RANGE = loguniform(0.01, 1.0)
@@ -120,7 +120,7 @@ def template() -> str:
     return "\n".join([*lines, "", *_TEMPLATE_TABLES, ""])
 
 
-def _shown(setting: Setting) -> str:
+def _shown(setting: EvaluateSetting) -> str:
     if setting.name == "input_data":
         return f'input_data = "{DIGITS}"'
     examples = {"momentum": 0.9, "weight_decay": 1e-4, "nesterov": True, "dampening": 0.0, "alpha": 0.99, "eps": 1e-8,

@@ -17,7 +17,7 @@ def constant(binder: Binder, expression: tree.Expression) -> Any:
             return value
         case tree.QueryParameter():
             return binder.parameter(expression)
-        case tree.Negative(operand):
+        case tree.NegativeTree(operand):
             value = constant(binder, operand)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise binder.error(f"A number is expected after the minus, not {value!r:.60}.", operand.span)

@@ -17,7 +17,7 @@ from regatta.dql.evaluation.settings import (
     AUTO_MULT_RANGE,
     GROUP_SETTINGS,
     SETTINGS,
-    Setting,
+    EvaluateSetting,
     group_key,
     nearest_settings,
 )
@@ -90,7 +90,7 @@ def bind_using(binder: Binder, using: tree.NodeTemplate) -> BoundUsing:
     known, options = SEARCHES[name], dict[str, Any]()
     for argument in using.arguments:
         match argument:
-            case tree.Compare("=", tree.Path(option, ()), value):
+            case tree.CompareTree("=", tree.Path(option, ()), value):
                 pass
             case _ if known and not options:
                 option, value = known[0], argument
@@ -115,7 +115,7 @@ def _listed(options: Sequence[str]) -> str:
     return ", ".join(options) or "no options"
 
 
-def _setting_of(binder: Binder, path: tree.Path) -> tuple[str, Setting, tree.Selector | None]:
+def _setting_of(binder: Binder, path: tree.Path) -> tuple[str, EvaluateSetting, tree.Selector | None]:
     """The key, the setting, and the layers of `config.base_lr` or `config.net["conv*"].lr`."""
     if path.root != CONFIG:
         raise binder.error(
@@ -146,7 +146,7 @@ def unknown_setting(binder: Binder, name: str, place: tree.Tree) -> QueryError:
     )  # fmt: skip
 
 
-def _values(binder: Binder, known: Setting, key: str, varied: tree.Varied) -> AxisValues:
+def _values(binder: Binder, known: EvaluateSetting, key: str, varied: tree.Varied) -> AxisValues:
     options = varied.options
     if options is None:
         return None
@@ -175,7 +175,9 @@ def _values(binder: Binder, known: Setting, key: str, varied: tree.Varied) -> Ax
     return _checked(binder, known, key, found if isinstance(found, list) else [found], options)
 
 
-def _checked(binder: Binder, known: Setting, key: str, values: list[Any], place: tree.Expression) -> tuple[Scalar, ...]:
+def _checked(
+    binder: Binder, known: EvaluateSetting, key: str, values: list[Any], place: tree.Expression
+) -> tuple[Scalar, ...]:
     if not values:
         raise binder.error("The list is empty: there is nothing to try.", place.span)
     items = place.items if isinstance(place, tree.List) and len(place.items) == len(values) else [place] * len(values)
@@ -184,7 +186,7 @@ def _checked(binder: Binder, known: Setting, key: str, values: list[Any], place:
     return tuple({repr(value): value for value in values}.values())
 
 
-def _check_value(binder: Binder, known: Setting, key: str, value: Any, place: tree.Tree) -> None:
+def _check_value(binder: Binder, known: EvaluateSetting, key: str, value: Any, place: tree.Tree) -> None:
     problem = known.problem(value)
     if problem is not None:
         candidates = nearest(str(value), known.options) if known.options else ()

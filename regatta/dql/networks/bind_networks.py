@@ -19,12 +19,12 @@ from regatta.dql.bound import (
     Constant,
     Expression,
     Has,
-    Item,
-    Nodes,
+    LayerPath,
     Not,
     NotEmpty,
     Or,
-    Step,
+    PathStep,
+    ResultColumn,
     Variable,
     walk,
 )
@@ -55,10 +55,10 @@ T = TypeVar("T", bound=tree.Tree)
 def bind_slice(binder: Binder, body: tree.Slice) -> BoundSlice:
     """Bind a slice: which models, and between which layers."""
     where = _bind_models(binder, body)
-    ends: dict[str, Nodes] = {}
+    ends: dict[str, LayerPath] = {}
     for part in _parts(body.mutate):
         match part:
-            case tree.Compare("=", tree.Path(root, (tree.Field(name, None),)), right) if root == body.name:
+            case tree.CompareTree("=", tree.Path(root, (tree.Field(name, None),)), right) if root == body.name:
                 if name not in _ENDS:
                     raise binder.error(
                         f"A slice has no {name!r:.60}.", part.left.span, candidates=nearest(name, _ENDS),
@@ -113,7 +113,7 @@ def _bind_models(binder: Binder, body: tree.Slice | tree.Construct) -> Expressio
     return where
 
 
-def _one_model(binder: Binder, body: tree.Slice | tree.Construct, layers: Sequence[Nodes]) -> Variable:
+def _one_model(binder: Binder, body: tree.Slice | tree.Construct, layers: Sequence[LayerPath]) -> Variable:
     """The variable whose networks are changed."""
     model = layers[0].model
     if not isinstance(model, Variable) or model not in [source.variable for source in binder.sources]:
@@ -127,7 +127,7 @@ def _one_model(binder: Binder, body: tree.Slice | tree.Construct, layers: Sequen
 def _models(
     binder: Binder, body: tree.Slice | tree.Construct, model: Variable, where: Expression | None
 ) -> BoundSelect:
-    item = Item(model, model.name, span=model.span)
+    item = ResultColumn(model, model.name, span=model.span)
     return BoundSelect((item,), tuple(binder.sources), where, distinct=True, span=body.span)
 
 
@@ -148,7 +148,7 @@ def _place(binder: Binder, body: tree.Slice | tree.Construct, word: str) -> tree
     return body.span if not spans else spans[-1] if word == body.into else spans[0]
 
 
-def _layers(binder: Binder, expression: tree.Expression, made: str) -> Nodes:
+def _layers(binder: Binder, expression: tree.Expression, made: str) -> LayerPath:
     if isinstance(expression, tree.Path) and expression.root == made:
         known = ", ".join(binder.visible())
         raise binder.error(f"{made!r:.60} is what the query makes; layers are selected in {known}.", expression.span)
@@ -163,18 +163,18 @@ def _slice_hint(body: tree.Slice) -> str:
 
 
 def _parts(mutate: tree.Expression) -> tuple[tree.Expression, ...]:
-    return mutate.operands if isinstance(mutate, tree.And) else (mutate,)
+    return mutate.operands if isinstance(mutate, tree.AndTree) else (mutate,)
 
 
 def _mutation(binder: Binder, part: tree.Expression, body: tree.Construct) -> BoundMutation:
     match part:
-        case tree.Compare("=", tree.Path() as path, value):
+        case tree.CompareTree("=", tree.Path() as path, value):
             options: tuple[tree.Expression, ...] | None = (value,)
         case tree.Contained(tree.Path() as path, tree.List(items), False):
             options = items
         case tree.Path() as path:
             options = None
-        case tree.Or() | tree.Not():
+        case tree.OrTree() | tree.NotTree():
             raise binder.error("Mutations are joined with `and`.", part.span, hint="Options are listed: insert in [..]")
         case _:
             raise _no_mutation(binder, part)
@@ -211,7 +211,7 @@ def _no_mutation(binder: Binder, part: tree.Expression) -> Exception:
 
 
 def _templates(
-    binder: Binder, step: tree.Field, options: tuple[tree.Expression, ...] | None, layers: Nodes
+    binder: Binder, step: tree.Field, options: tuple[tree.Expression, ...] | None, layers: LayerPath
 ) -> tuple[LayerTemplate, ...]:
     if step.arguments is not None or not options:
         raise binder.error(f"{step.name} takes a layer, or a list of layers.", step.span, hint=_HINTS[step.name])
@@ -238,7 +238,7 @@ def _written_out(template: tree.NodeTemplate) -> Iterator[tree.NodeTemplate]:
     for argument in template.arguments:
         match argument:
             case tree.Contained(item, tree.List(items), False) if items:
-                choices.append(tuple(tree.Compare("=", item, each, span=argument.span) for each in items))
+                choices.append(tuple(tree.CompareTree("=", item, each, span=argument.span) for each in items))
             case _:
                 choices.append((argument,))
     for arguments in product(*choices):
@@ -249,7 +249,7 @@ def _reconnects(binder: Binder, step: tree.Field) -> bool:
     match tuple(with_values(binder, each) for each in step.arguments or ()):
         case ():
             return True
-        case (tree.Compare("=", tree.Path("reconnect", ()), tree.Value(bool() as reconnect)),):
+        case (tree.CompareTree("=", tree.Path("reconnect", ()), tree.Value(bool() as reconnect)),):
             return reconnect
     raise binder.error("delete takes nothing, or reconnect = false.", step.span, hint=_HINTS["delete"])
 
@@ -292,7 +292,7 @@ def _conditions_with_captures(
     """The conditions of `where` on layers of the model whose selectors capture what those of mutations do."""
     operands = where.operands if isinstance(where, And) else () if where is None else (where,)
     for operand in operands:
-        selected = [part for part in walk(operand) if isinstance(part, Nodes) and part.selector.captures & captures]
+        selected = [part for part in walk(operand) if isinstance(part, LayerPath) and part.selector.captures & captures]
         if not any(nodes.model == model for nodes in selected):
             continue
         wrong = next((part for part in walk(operand) if not _is_on_layers(part, model)), None)
@@ -305,6 +305,6 @@ def _conditions_with_captures(
 
 
 def _is_on_layers(part: object, model: Variable) -> bool:
-    if isinstance(part, Nodes):
+    if isinstance(part, LayerPath):
         return part.model == model
-    return isinstance(part, Has | NotEmpty | Not | And | Or | Variable | Constant | Step)
+    return isinstance(part, Has | NotEmpty | Not | And | Or | Variable | Constant | PathStep)

@@ -6,38 +6,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from regatta.dql.bound import Bound, BoundSelect, DerivedSource, Expression, Nodes, Source
+from regatta.dql.bound import BoundPart, BoundSelect, DerivedSource, Expression, LayerPath, Source
 from regatta.dql.templates import AttributeTest
 from regatta.network.mutate import LayerTemplate
 
 
 @dataclass(frozen=True)
-class BoundInsert(Bound):
+class BoundInsert(BoundPart):
     """A layer after each selected one; of several options, each makes a variant."""
 
-    layers: Nodes
+    layers: LayerPath
     options: tuple[LayerTemplate, ...]
 
 
 @dataclass(frozen=True)
-class BoundDelete(Bound):
+class BoundDelete(BoundPart):
     """Without `reconnect`, what used the output of a deleted layer loses that operand."""
 
-    layers: Nodes
+    layers: LayerPath
     reconnect: bool = True
 
 
 @dataclass(frozen=True)
-class BoundReplace(Bound):
-    layers: Nodes
+class BoundReplace(BoundPart):
+    layers: LayerPath
     options: tuple[LayerTemplate, ...]
 
 
 @dataclass(frozen=True)
-class BoundSet(Bound):
+class BoundSet(BoundPart):
     """Other hyperparameters; one with several values makes a variant for each."""
 
-    layers: Nodes
+    layers: LayerPath
     changes: tuple[AttributeTest, ...]
 
 
@@ -45,18 +45,18 @@ BoundMutation: TypeAlias = BoundInsert | BoundDelete | BoundReplace | BoundSet
 
 
 @dataclass(frozen=True)
-class BoundSlice(Bound):
+class BoundSlice(BoundPart):
     """The sub-networks of the selected models between these layers. `name` is the variable of what is made."""
 
     name: str
     models: BoundSelect  # of one column: the models, each once
-    inputs: Nodes
-    outputs: Nodes
+    inputs: LayerPath
+    outputs: LayerPath
     into: str | None = None
 
 
 @dataclass(frozen=True)
-class BoundConstruct(Bound):
+class BoundConstruct(BoundPart):
     """The selected models with other networks.
 
     `conditions` are those of `where` that capture text of layer names. A mutation whose selector has the same captures

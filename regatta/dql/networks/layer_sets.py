@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from regatta.dql.bound import And, Bound, Constant, Has, Nodes, Not, NotEmpty, Or, Step
+from regatta.dql.bound import And, BoundPart, Constant, Has, LayerPath, Not, NotEmpty, Or, PathStep
 from regatta.dql.selectors import Captures
 from regatta.network.aliases import layer_names
 from regatta.network.graph import Network
@@ -18,7 +18,7 @@ class NamedLayers:
         found = layer_names((node.id, node.kind, node.name) for node in network.nodes)
         self.names = {names.id: (*names, network.by_id[names.id].kind) for names in found}
 
-    def select(self, nodes: Nodes, bound: Captures | None = None) -> dict[str, Captures]:
+    def select(self, nodes: LayerPath, bound: Captures | None = None) -> dict[str, Captures]:
         """The selected layers in the network's order, each with the captures of the layer where its path starts.
 
         With `bound`, only paths that start at layers whose captures are those.
@@ -29,7 +29,7 @@ class NamedLayers:
                 found.setdefault(id, captures)
         return {node.id: found[node.id] for node in self.network.nodes if node.id in found}
 
-    def holds(self, condition: Bound, captures: Captures) -> bool:
+    def holds(self, condition: BoundPart, captures: Captures) -> bool:
         """Whether a condition on the network holds when its captures are these texts."""
         match condition:
             case Has(nodes, tests, every):
@@ -39,7 +39,7 @@ class NamedLayers:
                     for reached in (self._follow({start}, nodes.steps) for start in starts)
                 ]
                 return bool(each) and all(each) if every else any(each)
-            case NotEmpty(Nodes() as nodes):
+            case NotEmpty(LayerPath() as nodes):
                 return bool(self.select(nodes, captures))
             case Not(operand):
                 return not self.holds(operand, captures)
@@ -51,7 +51,7 @@ class NamedLayers:
                 return any(self.holds(operand, captures) for operand in operands)
         raise TypeError(f"{type(condition).__name__} is no condition on a network")
 
-    def _starts(self, nodes: Nodes, bound: Captures) -> dict[str, Captures]:
+    def _starts(self, nodes: LayerPath, bound: Captures) -> dict[str, Captures]:
         matched = ((id, nodes.selector.match(names)) for id, names in self.names.items())
         return {
             id: captures
@@ -59,13 +59,13 @@ class NamedLayers:
             if captures is not None and all(bound.get(key, text) == text for key, text in captures.items())
         }
 
-    def _follow(self, layers: Iterable[str], steps: Iterable[Step]) -> set[str]:
+    def _follow(self, layers: Iterable[str], steps: Iterable[PathStep]) -> set[str]:
         reached = set(layers)
         for step in steps:
             reached = self._step(reached, step)
         return reached
 
-    def _step(self, layers: set[str], step: Step) -> set[str]:
+    def _step(self, layers: set[str], step: PathStep) -> set[str]:
         neighbours = self.network.targets if step.forward else self.network.sources
         found: set[str] = set(layers) if step.least == 0 else set()
         at, count = set(layers), 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeAlias
 
-from regatta.dql.bound import Expression, Nodes
+from regatta.dql.bound import Expression, LayerPath
 from regatta.dql.networks.bound_networks import (
     BoundConstruct,
     BoundDelete,
@@ -73,7 +73,7 @@ def construct(
     return Constructed(made.network, (*script.changes, *_side_effects(layers.network, script, made)))
 
 
-def name_no_layer(layers: NamedLayers, nodes: Nodes) -> NotFoundError:
+def name_no_layer(layers: NamedLayers, nodes: LayerPath) -> NotFoundError:
     """The error for a selector that selects nothing."""
     ids = [node.id for node in layers.network.nodes]
     listed = ", ".join(ids) if len(ids) <= 20 else f"{', '.join(ids[:20])} and {len(ids) - 20} more"

@@ -102,7 +102,7 @@ def _variable(writer: SqlWriter, part: Variable) -> str:
     return f"{row.alias}.key" if is_version else f"{row.alias}.c0"
 
 
-def _column(writer: SqlWriter, part: bound.Column) -> str:
+def _column(writer: SqlWriter, part: bound.ColumnValue) -> str:
     row = writer.rows[part.variable]
     if isinstance(row.source, bound.TableSource):
         return TABLES[row.source.table].columns[part.name].sql.format(row=row.alias)
@@ -211,7 +211,7 @@ def _aggregate(writer: SqlWriter, part: bound.Aggregate) -> str:
 
 
 def _count_items(writer: SqlWriter, part: bound.CountItems) -> str:
-    if isinstance(part.items, bound.Nodes):
+    if isinstance(part.items, bound.LayerPath):
         from regatta.dql.sql.layers import count_layers
 
         return count_layers(writer, part.items)
@@ -313,12 +313,12 @@ def _has(writer: SqlWriter, part: bound.Has) -> str:
     return has_layers(writer, part)
 
 
-def _nodes(writer: SqlWriter, part: bound.Nodes) -> str:
+def _nodes(writer: SqlWriter, part: bound.LayerPath) -> str:
     raise AssertionError("layers are no value")
 
 
 def _not_empty(writer: SqlWriter, part: bound.NotEmpty) -> str:
-    if isinstance(part.items, bound.Nodes):
+    if isinstance(part.items, bound.LayerPath):
         from regatta.dql.sql.layers import some_layers
 
         return some_layers(writer, part.items)
@@ -341,13 +341,13 @@ def _conditions(writer: SqlWriter, operands: Iterable[Expression]) -> list[str]:
     return [writer.condition(operand) for operand in operands]
 
 
-_WRITERS: Mapping[type[bound.Bound], Callable[[SqlWriter, Any], str]] = {
-    bound.Constant: _constant, Variable: _variable, bound.Column: _column, bound.Attribute: _attribute,
+_WRITERS: Mapping[type[bound.BoundPart], Callable[[SqlWriter, Any], str]] = {
+    bound.Constant: _constant, Variable: _variable, bound.ColumnValue: _column, bound.Attribute: _attribute,
     bound.RunAttribute: _run_attribute, bound.GitAttribute: _git_attribute, bound.Hyperparameter: _hyperparameter,
     bound.Metadata: _metadata, bound.Metric: _metric, bound.Tags: _tags, bound.Arithmetic: _arithmetic,
     bound.Negative: _negative, bound.Function: _function, bound.Aggregate: _aggregate,
     bound.CountItems: _count_items, bound.CountHas: _count_has, bound.QueryValue: _query_value,
     bound.Compare: _compare, bound.Like: _like, bound.InList: _in_list, bound.InSet: _in_set,
-    bound.InQuery: _in_query, bound.Exists: _exists, bound.IsNull: _is_null, bound.Has: _has, bound.Nodes: _nodes,
+    bound.InQuery: _in_query, bound.Exists: _exists, bound.IsNull: _is_null, bound.Has: _has, bound.LayerPath: _nodes,
     bound.NotEmpty: _not_empty, bound.Not: _not, bound.And: _and, bound.Or: _or,
 }  # fmt: skip

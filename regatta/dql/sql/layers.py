@@ -22,12 +22,12 @@ MAX_GLOBS = 8  # that are written out; more are one test in Python
 _AMBIGUOUS = "shape"  # the table has the shape of the output where a kind has no shape of its own
 
 
-def some_layers(writer: SqlWriter, nodes: bound.Nodes) -> str:
+def some_layers(writer: SqlWriter, nodes: bound.LayerPath) -> str:
     """Whether a path leads to any layer."""
     return f"EXISTS (SELECT 1 {_path(writer, nodes, (), False)})"
 
 
-def count_layers(writer: SqlWriter, nodes: bound.Nodes) -> str:
+def count_layers(writer: SqlWriter, nodes: bound.LayerPath) -> str:
     last: list[str] = []
     path = _path(writer, nodes, (), False, ends=last)
     return f"(SELECT COUNT(DISTINCT {last[-1]}.node) {path})"
@@ -50,7 +50,7 @@ def count_has(writer: SqlWriter, has: bound.Has) -> str:
     return f"(SELECT COUNT(*) FROM {_selected(writer, has.nodes, start)} AND {_holds_from(writer, start, has)})"
 
 
-def _selected(writer: SqlWriter, nodes: bound.Nodes, row: str) -> str:
+def _selected(writer: SqlWriter, nodes: bound.LayerPath, row: str) -> str:
     """FROM and WHERE of the layers that the selector names."""
     network = writer.column_of_version(nodes.model, "{row}.network")
     return f"node {row} WHERE {row}.network = {network} AND {_is_named(writer, nodes.selector, row)}"
@@ -72,7 +72,7 @@ def _holds_from(writer: SqlWriter, start: str, has: bound.Has) -> str:
 
 
 def _path(
-    writer: SqlWriter, nodes: bound.Nodes, tests: Sequence[NodeTest], tested: bool, ends: list[str] | None = None
+    writer: SqlWriter, nodes: bound.LayerPath, tests: Sequence[NodeTest], tested: bool, ends: list[str] | None = None
 ) -> str:
     """FROM and WHERE of the layers from the selector to the end of the path."""
     start = writer.parts.row("n")
@@ -95,12 +95,12 @@ def _path(
     return f"FROM {' CROSS JOIN '.join(tables)} WHERE {' AND '.join(conditions)}"
 
 
-def _is_simple(steps: Sequence[bound.Step]) -> bool:
+def _is_simple(steps: Sequence[bound.PathStep]) -> bool:
     """Whether a path is a join: it has few single steps. A join visits every path, and a long one may have many."""
     return len(steps) <= MAX_JOINED and all(step.least == step.most == 1 for step in steps)
 
 
-def _joins(writer: SqlWriter, steps: Sequence[bound.Step], start: str) -> tuple[list[str], list[str], str]:
+def _joins(writer: SqlWriter, steps: Sequence[bound.PathStep], start: str) -> tuple[list[str], list[str], str]:
     """The tables and conditions of a path of single steps from a layer, and the row of its last layer."""
     tables: list[str] = []
     conditions: list[str] = []
@@ -119,7 +119,7 @@ def _joins(writer: SqlWriter, steps: Sequence[bound.Step], start: str) -> tuple[
     return tables, conditions, here
 
 
-def _walk(writer: SqlWriter, steps: Sequence[bound.Step], network: str, start: str, source: str) -> str:
+def _walk(writer: SqlWriter, steps: Sequence[bound.PathStep], network: str, start: str, source: str) -> str:
     """The ids of the layers at the end of a path, as a select.
 
     Its rows are (how many steps of the path are done, how many edges of the next one, a layer). Each is visited once,
@@ -148,7 +148,7 @@ def _walk(writer: SqlWriter, steps: Sequence[bound.Step], network: str, start: s
     return f"WITH RECURSIVE {walk} (done, depth, node) AS ({listed}) SELECT node FROM {walk} WHERE done = {len(steps)}"
 
 
-def _ends(step: bound.Step) -> tuple[str, str]:
+def _ends(step: bound.PathStep) -> tuple[str, str]:
     """The columns of an edge where a step begins and ends."""
     return ("source", "target") if step.forward else ("target", "source")
 

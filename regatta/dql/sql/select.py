@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from regatta.dql import bound
-from regatta.dql.bound import BoundSelect, Expression, Item, OrderKey, Type
+from regatta.dql.bound import BoundSelect, Expression, OrderKey, ResultColumn, Type
 from regatta.dql.schema import TABLES
 from regatta.dql.sql import functions
 from regatta.dql.sql.expressions import SqlRow, SqlWriter
@@ -99,7 +99,7 @@ def _distinct(writer: SqlWriter, query: BoundSelect, columns: list[str], rest: s
     return f"SELECT {names}{number} FROM (SELECT DISTINCT {', '.join(columns)}{rest}) {row} ORDER BY {listed}{limit}"
 
 
-def _column(writer: SqlWriter, query: BoundSelect, item: Item, column_type: Type | None) -> str:
+def _column(writer: SqlWriter, query: BoundSelect, item: ResultColumn, column_type: Type | None) -> str:
     expression = item.expression
     written = writer.write(expression) if column_type is None else writer.typed(expression, column_type)
     if (column_type or expression.type) in ("any", "list") and (query.distinct or column_type is not None):

@@ -221,7 +221,7 @@ def _recurrent(node: Node) -> Any:
     return made(get("in"), get("hidden"), get("layers"), **settings)
 
 
-class _StoredTensor(nn.Module):
+class _WeightModule(nn.Module):
     """A weight or a buffer that the network uses by itself."""
 
     def __init__(self, parameter: Parameter) -> None:
@@ -385,7 +385,7 @@ _PARTS: dict[str, Callable[[Node], Any]] = {
     "CONV": _conv, "FULL": lambda node: nn.Linear(node.get("in"), node.get("out"), bias=node.get("bias")),
     "EMBED": lambda node: nn.Embedding(node.get("count"), node.get("features"), padding_idx=node.get("padding_index")),
     "NORM": lambda node: _NORMS[node.get("function")](node),
-    "ATTENTION": _attention, "RNN": _recurrent, "WEIGHT": lambda node: _StoredTensor(node.parameters[0]),
+    "ATTENTION": _attention, "RNN": _recurrent, "WEIGHT": lambda node: _WeightModule(node.parameters[0]),
     "CONSTANT": _constant, "POOL": _pool,
     "DROPOUT": _dropout, "RELU": _functional("relu"), "LEAKY_RELU": _functional("leaky_relu", negative_slope="slope"),
     "PRELU": lambda node: nn.PReLU(node.get("count")), "ELU": _functional("elu", alpha="alpha"),

@@ -13,6 +13,8 @@ from regatta.cli.arguments import assignments, opened_repo
 from regatta.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from regatta.dql.relation import Relation
     from regatta.repo import Repo
 
@@ -56,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     table_options.check(args)
     if args.analyze and not args.explain:
         raise UsageError("--analyze needs --explain.")
+    if args.parquet is not None and (args.json or table_options.complete(args)):
+        raise UsageError("--parquet writes a file, and is given beside another form of output.", hint="Choose one.")
     if args.template:
         from regatta.dql.evaluation.settings import template
 
@@ -83,9 +87,12 @@ def run(args: argparse.Namespace) -> int:
 def answer(repo: Repo, text: str, args: argparse.Namespace) -> int:
     """Run a query, and print what it returns; returns the exit code."""
     from regatta.cli.load_sweep import load_sweep
+    from regatta.dql.arrow import check_parquet
     from regatta.dql.relation import query
     from regatta.dql.run import MAX_MODELS, QueryContext
 
+    if args.parquet is not None:
+        check_parquet(Path(args.parquet))
     most = MAX_MODELS if args.max_models is None else args.max_models
     if most < 0:
         raise UsageError(f"The number of models is {most}; it cannot be negative.")
@@ -97,7 +104,7 @@ def answer(repo: Repo, text: str, args: argparse.Namespace) -> int:
     elif relation.trains:
         return _train(relation, args)
     elif args.parquet is not None:
-        _write_parquet(relation, Path(args.parquet))
+        _write_parquet(relation.to_arrow(), Path(args.parquet))
     elif relation.derives:
         _show_made(repo, relation, args)
     elif relation.models:
@@ -168,14 +175,10 @@ def _explain(relation: Relation, args: argparse.Namespace) -> None:
         ui.write(str(found))
 
 
-def _write_parquet(relation: Relation, path: Path) -> None:
-    from pyarrow import parquet
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    from regatta.dql.arrow import write_parquet
 
-    from regatta.durable import replacing
-
-    table = relation.to_arrow()
-    with replacing(path) as written:
-        parquet.write_table(table, written)
+    write_parquet(table, path)
     ui.message(f"{table.num_rows:,} rows in {path}")
 
 
@@ -212,18 +215,21 @@ def _show_made(repo: Repo, relation: Relation, args: argparse.Namespace) -> None
 
 def _train(relation: Relation, args: argparse.Namespace) -> int:
     """Train what an evaluate enumerates, and print a row for each model."""
+    from regatta.dql.arrow import arrow_table
     from regatta.dql.evaluation.result import evaluation_rows
 
     run = relation.launch()
+    code = 0 if run.record.status == "done" else 1
     rows = evaluation_rows(run)
     if args.json:
         ui.write_json(run=run.name, status=run.record.status, rows=rows)
-    elif args.parquet is not None:
-        raise UsageError("--parquet is for selects.", hint=f"regatta show {run.name} --parquet FILE")
+        return code
+    if args.parquet is not None:
+        _write_parquet(arrow_table(rows, dict.fromkeys(rows[0])), Path(args.parquet))
     else:
         _write_table(list(rows[0]), [list(row.values()) for row in rows], args)
-        ui.message(f"\nThe run is {run.name}. More: regatta show {run.name}")
-    return 0 if run.record.status == "done" else 1
+    ui.message(f"\nThe run is {run.name}. More: regatta show {run.name}")
+    return code
 
 
 def _show_rows(relation: Relation, args: argparse.Namespace) -> None:
