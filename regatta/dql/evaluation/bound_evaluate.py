@@ -43,6 +43,14 @@ class BoundUsing(BoundPart):
 
 
 @dataclass(frozen=True)
+class BoundRule(BoundPart):
+    """`top(5, m["loss"], 100)`, and the metrics that it names."""
+
+    rule: KeepRule
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class BoundEvaluate(BoundPart):
     """`config` is the path of a file. `text` is what was written, so that errors can show a place in it.
 
@@ -55,7 +63,7 @@ class BoundEvaluate(BoundPart):
     settings: tuple[BoundSetting, ...]
     axes: tuple[BoundAxis, ...]
     using: BoundUsing | None
-    rules: tuple[KeepRule, ...]
+    rules: tuple[BoundRule, ...]
     text: str
     into: str | None = None
     saved: str | None = None

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from regatta.checks import is_number, is_whole
 from regatta.dql import tree
+from regatta.dql.evaluation.bound_evaluate import BoundRule
 from regatta.dql.evaluation.values import constant
 from regatta.errors import nearest
 from regatta.repo.intake.metrics import usual_mode
-from regatta.search.keep import AfterUnit, BoundsRule, KeepRule, MetricBound, TopRule
+from regatta.search.keep import AfterUnit, BoundsRule, MetricBound, TopRule
 
 if TYPE_CHECKING:
     from regatta.dql.bind import Binder
@@ -27,14 +28,17 @@ _OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "=": "<>", "<>": "="}
 _MIRRORED: Mapping[Any, Any] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "<>": "<>"}
 
 
-def bind_rule(binder: Binder, rule: tree.KeepCall | tree.KeepWhere, name: str) -> KeepRule:
+def bind_rule(binder: Binder, rule: tree.KeepCall | tree.KeepWhere, name: str) -> BoundRule:
     """A rule about the metrics of the models that are called `name`."""
     if isinstance(rule, tree.KeepCall):
-        return _top(binder, rule.call, name)
+        top = _top(binder, rule.call, name)
+        return BoundRule(top, (top.metric,), span=rule.span)
     after = binder.bind_count(rule.after, f"number of {rule.unit}", rule.span)
     if not after:
         raise binder.error(f"The number of {rule.unit} is from 1.", rule.span)
-    return BoundsRule(_alternatives(binder, rule.condition, name, False), after, rule.unit)
+    alternatives = _alternatives(binder, rule.condition, name, False)
+    metrics = tuple(dict.fromkeys(bound.metric for bounds in alternatives for bound in bounds))
+    return BoundRule(BoundsRule(alternatives, after, rule.unit), metrics, span=rule.span)
 
 
 def _top(binder: Binder, call: tree.Call, name: str) -> TopRule:

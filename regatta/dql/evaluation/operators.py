@@ -14,7 +14,7 @@ from regatta.dql.evaluation.config_file import Config, read_config
 from regatta.dql.evaluation.datasets import BY, known_names, open_datasets
 from regatta.dql.evaluation.python_config import values_of_sweep
 from regatta.dql.evaluation.settings import OPTIMIZER_SETTINGS, SETTINGS, group_key
-from regatta.dql.evaluation.start_models import StartModel, check_inputs, staged, start_models
+from regatta.dql.evaluation.start_models import StartModel, check_inputs, check_targets, staged, start_models
 from regatta.dql.evaluation.vary import axis_space, count_configurations, make_search
 from regatta.dql.networks.bound_networks import inner_derivation
 from regatta.dql.networks.derived_models import DerivedModel
@@ -22,7 +22,7 @@ from regatta.dql.networks.layer_sets import NamedLayers
 from regatta.dql.networks.operators import derived_models
 from regatta.dql.parse import QueryError
 from regatta.dql.run import QueryContext, make_versions
-from regatta.errors import RegattaError, UsageError
+from regatta.errors import RegattaError, UsageError, nearest
 from regatta.search import Goal, keeping
 from regatta.search.base import Search, Train
 
@@ -88,6 +88,8 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> PreparedE
     axes = query.axes
     fixed = _fixed(values, axes, names, config)
     _check_optimizer(query, fixed, axes)
+    if config.sweep is None:
+        _check_metrics(query, values)
     goal = Goal(values["metric"], _mode(values), values["epochs"], values["seed"])
     count = count_configurations(len(models), axes, query.using, goal)
     if count > context.max_models:
@@ -98,7 +100,7 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> PreparedE
     keys = [model.key for model in models]
     try:
         search = make_search(keys, fixed, axes, query.using, goal)
-        search = keeping(search, *query.rules) if query.rules else search
+        search = keeping(search, *(each.rule for each in query.rules)) if query.rules else search
         search.start(goal)
     except QueryError:
         raise
@@ -109,6 +111,8 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> PreparedE
         config.sweep.dataset if config.sweep is not None else open_datasets(names, config, values, context.repo.folder)
     )
     check_inputs(models, dataset)
+    if config.sweep is None:
+        check_targets(models, dataset, values["loss"])
     _warn_of_late_rules(context, query, goal, dataset, search)
     return PreparedEvaluation(query, models, config, values, dataset, search, goal)
 
@@ -157,7 +161,7 @@ def plan_evaluation(context: QueryContext, query: BoundEvaluate, analyze: bool) 
         "epochs": prepared.goal.epochs,
         "data": prepared.dataset.name,
         "search": "grid" if query.using is None else query.using.search,
-        "keep": [str(rule) for rule in query.rules],
+        "keep": [str(each.rule) for each in query.rules],
         "from": sources,
     }
     if analyze:
@@ -176,7 +180,7 @@ def _warn_of_late_rules(
     sizes = [action.config.get("batch_size") for action in search.start(goal) if isinstance(action, Train)]
     smallest = min((size for size in sizes if isinstance(size, int)), default=0)
     rows = [part.rows for part in dataset.train]
-    for rule in query.rules:
+    for rule in (each.rule for each in query.rules):
         most = goal.epochs
         if rule.unit == "iterations":
             if not smallest or None in rows or dataset.choice is not None:
@@ -269,8 +273,26 @@ def _check_optimizer(query: BoundEvaluate, fixed: Mapping[str, Scalar], axes: Se
                 raise _at(query, key, f"The optimizer {name} has no {key}.", f"It has base_lr and {known}.")
 
 
-def _at(query: BoundEvaluate, key: str, message: str, hint: str) -> UsageError:
+def _check_metrics(query: BoundEvaluate, values: Mapping[str, Any]) -> None:
+    """Refuse metrics that the training does not report. Those of a sweep are known only when it runs."""
+    from regatta.network.torch.start_models import OF_CLASSES
+
+    known = ("loss", "accuracy") if values["loss"] in OF_CLASSES else ("loss",)
+    hint = f"With the loss {values['loss']}, training reports {' and '.join(known)}."
+    for rule in query.rules:
+        for metric in rule.metrics:
+            if metric not in known:
+                message, near = f"There will be no metric {metric!r:.60}.", nearest(metric, known)
+                raise QueryError(message, query.text, rule.span, candidates=near, hint=hint)
+    if values["metric"] not in known:
+        message, near = f"There will be no metric {values['metric']!r:.60}.", nearest(values["metric"], known)
+        raise _at(query, "metric", message, hint, near)
+
+
+def _at(query: BoundEvaluate, key: str, message: str, hint: str, candidates: Sequence[str] = ()) -> UsageError:
     """An error at the place where the query names a setting, if it does."""
     parts: list[BoundSetting | BoundAxis] = [*query.axes, *query.settings]
     part = next((part for part in parts if part.key == key), None)
-    return UsageError(message, hint=hint) if part is None else QueryError(message, query.text, part.span, hint=hint)
+    if part is None:
+        return UsageError(message, hint=hint, candidates=candidates)
+    return QueryError(message, query.text, part.span, hint=hint, candidates=candidates)

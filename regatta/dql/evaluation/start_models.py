@@ -101,6 +101,47 @@ def check_inputs(models: Sequence[StartModel], dataset: Dataset) -> None:
             )
 
 
+def check_targets(models: Sequence[StartModel], dataset: Dataset, loss: str) -> None:
+    """Refuse targets that the loss cannot compare with what the models give."""
+    from regatta.network.torch.start_models import OF_CLASSES
+
+    if len(dataset.columns) != 2:
+        return
+    target = dataset.columns[1]
+    are_classes = target.dtype.startswith(("int", "uint"))
+    for model in models:
+        row = _output_row(model.network)
+        if loss in OF_CLASSES and are_classes:
+            fits = row is None or (len(row) == len(target.shape) + 1 and _agree(row[1:], target.shape))
+        else:
+            fits = loss not in OF_CLASSES[1:] and not are_classes and (row is None or _agree(row, target.shape))
+        if not fits:
+            raise UsageError(
+                f"The loss {loss} cannot compare outputs of {model.name}{_of_shape(row)} with targets of "
+                f"{dataset.name}{_of_shape(target.shape)} and the type {target.dtype}.",
+                hint="Classes are whole numbers, for cross_entropy. Other losses take numbers of the output's shape.",
+            )
+
+
+def _output_row(network: Network) -> Sequence[int | None] | None:
+    """The shape of the first output for one row, if it is known."""
+    output = next((node.id for node in network.nodes if node.kind == "OUTPUT"), None)
+    source = None if output is None else next(iter(network.sources[output]), None)
+    shape = None if source is None else network.by_id[source].shape
+    return None if shape is None else shape[1:]
+
+
+def _of_shape(shape: Sequence[int | None] | None) -> str:
+    return "" if shape is None else f" of the shape {show_shape(tuple(shape))}"
+
+
+def _agree(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    """Whether two shapes may be the same; None is any size."""
+    return len(shape) == len(other) and all(
+        one is None or two is None or one == two for one, two in zip(shape, other, strict=True)
+    )
+
+
 @contextmanager
 def staged(
     models: Sequence[StartModel], groups: Mapping[str, SelectorPattern], repository: Path

@@ -97,7 +97,7 @@ def answer(repo: Repo, query: str) -> str:
     lines = [
         f"{len(found.models)} models: {', '.join(found.names.values())}",
         f"{len(begun)} configurations on {found.dataset.name}, {goal.epochs} epochs, {goal.mode} {goal.metric}",
-        *(f"keep {rule}" for rule in bound.rules),
+        *(f"keep {each.rule}" for each in bound.rules),
         *([f"into {bound.into}"] if bound.into else []),
         _without_model(begun[0].config), _without_model(begun[-1].config),
     ]  # fmt: skip
