@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from regatta.configuration import Scalar, derive_seed
+from regatta.configuration import Scalar
 from regatta.dql import tree
 from regatta.dql.evaluation.bound_evaluate import AxisValues, BoundAxis, BoundSetting, BoundUsing
 from regatta.dql.evaluation.settings import (
@@ -27,6 +27,7 @@ from regatta.errors import UsageError, nearest
 from regatta.search import Goal, Search, Train, asha, configs, hyperband, hyperband_brackets, optuna, pbt, random
 from regatta.search.mutations import factor, resample
 from regatta.search.spaces import Choice, Space, choice, integers, loguniform, uniform
+from regatta.seeds import derive_seed
 
 if TYPE_CHECKING:
     from regatta.dql.bind import Binder
