@@ -129,11 +129,36 @@ def _is_users(value: object, module: str | None) -> bool:
 def _is_users_module(module: str | None) -> bool:
     """Whether a module is the user's: it is not installed and belongs neither to Python nor to Regatta."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
-    if file is None or (module or "").partition(".")[0] == "regatta":
+    return file is not None and not _is_ours(module) and is_users_file(file)
+
+
+def is_users_function(function: FunctionType) -> bool:
+    """Whether a function was read from a file of the user; it may have been pickled by value."""
+    return not _is_ours(function.__module__) and is_users_file(function.__code__.co_filename)
+
+
+def is_users_class(cls: type) -> bool:
+    """Whether a class is the user's; one that was pickled by value has no module here."""
+    module = cls.__module__
+    if module.partition(".")[0] in sys.stdlib_module_names or _is_ours(module):
         return False
-    return is_users_file(file)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or is_users_file(file)
 
 
+def is_users_module(module: ModuleType) -> bool:
+    """Whether a module is the user's, also one that was made without a file."""
+    name, file = module.__name__, getattr(module, "__file__", None)
+    if name.partition(".")[0] in sys.stdlib_module_names or _is_ours(name):
+        return False
+    return file is None or is_users_file(file)
+
+
+def _is_ours(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "regatta"
+
+
+@cache
 def is_users_file(file: str) -> bool:
     """Whether a file is neither installed nor a part of Python."""
     path = Path(os.path.abspath(file))

@@ -16,7 +16,7 @@ import torch
 from torch.nn.modules import module as global_modules
 from torch.optim import optimizer as global_optimizers
 
-from regatta.pack.state.python_state import content, fields_of, is_frozen, never_changes
+from regatta.pack.state.watched import content, fields_of, is_frozen, never_changes
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
+from regatta.frameworks.settings import KeptSettings
+from regatta.frameworks.torch.settings import settings
 from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.cuda_graphs.graph_tier import GraphTier
 from regatta.pack.cuda_graphs.optimizers import capturable
@@ -77,6 +79,7 @@ class Pack:
         on_gpu = self.device.type == "cuda" and "graph" in tiers
         self.graphs = graphs if graphs is not None else CudaGraphs(self.device) if on_gpu else None
         self.members: list[Member] = []
+        self._process = KeptSettings()  # in the last call of `train`
         self._default_names = (f"member-{number}" for number in itertools.count())
         self.graph_tier = GraphTier(self.device_data, self.rates, self.graphs, memory_limit, seed)
         self.loop_tier = LoopTier(self.device_data, self.graph_tier.make_room)
@@ -156,6 +159,7 @@ class Pack:
         """
         amounts = self._amounts(steps=steps, samples=samples, epochs=epochs)
         self.device_data.place(data)
+        self._look_at_process()
         for member in amounts:
             if member.error is None and member.diverged:
                 member.reason = f"stopped: its loss was {member.losses[-1]} at step {member.taken}"
@@ -174,6 +178,13 @@ class Pack:
     def plan(self) -> list[Placement]:
         """How each member is trained, why, and what was measured."""
         return [Placement(m.name, m.tier, m.reason, m.figures) for m in self.members]
+
+    def _look_at_process(self) -> None:
+        """Captured steps hold settings of the process, such as autocast; after a change they are captured again."""
+        if self.graphs is not None:
+            if self._process.changed():
+                self.device_data.generation += 1
+            self._process = KeptSettings(settings())
 
     def _check_not_shared(self, model: torch.nn.Module) -> None:
         """Members that train the same parameters would change one another."""

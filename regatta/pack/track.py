@@ -75,8 +75,7 @@ class Lane:
         """The same without graphs: the host knows the position, and advances the schedules."""
         losses = self.track.body(take_rows(self.track.device_data.data, self.table[self.done]), None)
         self.losses[self.done].copy_(losses.detach())
-        for member in self.track.members:
-            member.advance_schedule()
+        self.track.advance_schedules()
 
     def advance(self) -> None:
         """Take the next step, from the graph if there is one."""
@@ -132,10 +131,15 @@ class Track:
         body: Body | None = None,
         numbers: Numbers = tensor_numbers,
         held: Constants = constants,
+        advance_schedules: Callable[[], None] | None = None,
     ) -> None:
-        """`body` takes one step; its hyperparameters are `numbers`, which may change, and `held`, which may not."""
+        """`body` takes one step; its hyperparameters are `numbers`, which may change, and `held`, which may not.
+
+        `advance_schedules` comes after each step that was not captured.
+        """
         self.members, self.device_data, self.graphs = list(members), device_data, graphs
         self.body: Body = body or self._alone
+        self.advance_schedules = advance_schedules or self._advance_schedules
         self._numbers, self._held = numbers, held
         self.made_for = self._what_steps_hold()
         self.stream: Any = graphs.stream() if graphs is not None else None
@@ -255,6 +259,10 @@ class Track:
         if numbers is not None:
             set_tensors(member.optimizer.param_groups, numbers[0])
         return take_step(member, batch)
+
+    def _advance_schedules(self) -> None:
+        for member in self.members:
+            member.advance_schedule()
 
     def own_randomness(self) -> Any:
         return self.members[0].randomness.active_on_device()

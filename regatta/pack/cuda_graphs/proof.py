@@ -75,7 +75,8 @@ def _probe(track: Track, rows: Indices) -> None:
     python = PythonState(member.model, member.optimizer, [("loss_fn", member.loss_fn)])
     loss, waits = _watched_step(member, device_data, rows)
     changed = python.first_change()
-    member.advance_schedule()
+    with member.randomness.active():
+        member.advance_schedule()
     member.add_losses(loss.double().reshape(1), [len(rows)])
     member.advance(device_data.rows, 1)
     if waits:

@@ -29,10 +29,14 @@ from regatta.pack.stacked.tensors import (
     underlying,
     without_rules,
 )
+from regatta.pack.state.hyperparameters import runs_own_code
 from regatta.pack.state.member_state import HostState, same_bits
 from regatta.pack.state.python_state import PythonState
+from regatta.pack.state.randomness import ProcessStreams
+from regatta.pack.state.schedule_guard import TensorGuard
 from regatta.pack.step import call_loss, take_step
 
+CLOSE = 1e-2  # for losses that are rounded differently, also by half precision
 ALIGNMENT = 16  # four-byte numbers in a cache line: the rounding of products depends on the alignment of operands
 
 
@@ -98,6 +102,8 @@ class Stack:
         self.config = RecordingConfig(first.config) if first.config is not None else None
         clips = [member.clip_norm for member in self.members if member.clip_norm is not None]
         self.clip_norms = torch.tensor(clips, dtype=self.params.dtype, device=self.device)
+        self._schedules_are_own = any(runs_own_code(member.schedule) for member in self.members)
+        self._guard = self._schedule_guard() if self._schedules_are_own else contextlib.nullcontext()
         self._drawn: list[torch.Tensor] = []  # states of random streams before a step drew from them
         self.proven: dict[int, bool] = {}
 
@@ -108,6 +114,27 @@ class Stack:
         if any(len(own) != 1 or own[0] is not group for own, group in zip(groups, self.update.groups, strict=True)):
             return False
         return all(self._tensors_of(m) == places for m, places in zip(self.members, self._places, strict=True))
+
+    def _schedule_guard(self) -> TensorGuard:
+        """In steps of schedules, the members' counters are not yet those of a plain loop."""
+        states = [state for member in self.members for state in member.optimizer.state.values()]
+        counters = [state["step"] for state in states if isinstance(state.get("step"), torch.Tensor)]
+        return TensorGuard([*self._tensors(), *counters])
+
+    def advance_schedules(self) -> None:
+        """After a step. Raises TouchesTraining if a user's schedule looks at what is elsewhere in a stack."""
+        with self._guard:
+            for member in self.members:
+                member.advance_schedule()
+
+    def first_disturbance(self, streams: ProcessStreams) -> str | None:
+        """What code of a user has done since besides training the members, or None; the streams are put back."""
+        if streams.moved():
+            streams.put_back()
+            return "draws random numbers on the host"
+        if self._schedules_are_own and not self.intact:
+            return "changes the state of an optimizer"
+        return None
 
     def _tensors_of(self, member: Member) -> list[int]:
         """Where a member's tensors are."""
@@ -185,11 +212,13 @@ class Stack:
         marks = {number: self.members[number].randomness.mark() for number in numbers}
         python = PythonState(self.model, code=[("loss_fn", first.loss_fn)])
         rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
+        streams = ProcessStreams()
         try:
             losses = self.body(take_rows(device_data.data, rows), None, is_checked=True)
             changed = python.first_change()
             if changed is not None:
                 raise NotStackable(f"a step changes {changed}")
+            self._refuse_disturbance(streams)
         except NotStackable:
             python.put_back()
             raise
@@ -204,9 +233,14 @@ class Stack:
             found.take_alone(number, member, device_data, parts[number])
             if not all(map(same_bits, ours, after)) or member.randomness.differs(end):
                 found.difference = found.difference or f"a stacked step of {member.name} differs from one alone"
-        for member in self.members:
-            member.advance_schedule()
+        self.advance_schedules()
+        self._refuse_disturbance(streams)
         return found
+
+    def _refuse_disturbance(self, streams: ProcessStreams) -> None:
+        disturbed = self.first_disturbance(streams)
+        if disturbed is not None:
+            raise NotStackable(f"a step {disturbed}")
 
     def _tensors(self) -> list[torch.Tensor]:
         return [self.params, *self.states.values()]
@@ -215,7 +249,8 @@ class Stack:
         """The state of all members, to go back to."""
         tensors = [t.clone() for t in self._tensors()]
         code = [("loss_fn", self.members[0].loss_fn)]
-        return SavedStack(tensors, self.update.counted(), [HostState(m) for m in self.members], PythonState(code=code))
+        hosts = [HostState(member) for member in self.members]
+        return SavedStack(tensors, self.update.counted(), hosts, PythonState(self.model, code=code))
 
     def go_back(self, saved: SavedStack) -> None:
         for tensor, value in zip(self._tensors(), saved.tensors, strict=True):
@@ -357,6 +392,7 @@ class StackCheck:
 
     losses: list[torch.Tensor]
     difference: str | None = None
+    is_close: bool = True  # the losses differ by roundings at most
     seconds: float = float("inf")  # of a step alone
     python: list[PythonState] = field(default_factory=list)  # before the steps alone
 
@@ -370,6 +406,7 @@ class StackCheck:
             loss = take_step(member, take_rows(device_data.data, rows))
         self.seconds = min(self.seconds, time.perf_counter() - start)  # other programs may delay some
         if not same_bits(loss, self.losses[number]):
+            self.is_close &= torch.allclose(loss, self.losses[number], CLOSE, CLOSE, equal_nan=True)
             self.difference = f"the loss of a stacked step of {member.name} differs from that of the step alone"
         changed = python.first_change()
         if changed is not None:

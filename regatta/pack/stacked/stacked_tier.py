@@ -21,6 +21,8 @@ from regatta.pack.stacked import updates
 from regatta.pack.stacked.stack import SavedStack, Stack, StackCheck
 from regatta.pack.stacked.tensors import NotStackable, RoundsDifferently
 from regatta.pack.state.hyperparameters import HyperparameterChanged
+from regatta.pack.state.randomness import ProcessStreams
+from regatta.pack.state.schedule_guard import TouchesTraining
 from regatta.pack.track import Track
 
 PROOF_STEPS = 2  # steps that are taken both ways; a value that was wrongly made constant shows in the second
@@ -121,7 +123,9 @@ class StackedTier:
         self._fingerprints[stack] = key
         captured_numbers = self.graphs is not None and group[0].schedule is None
         held = updates.all_held if captured_numbers else updates.held
-        self.proven[stack] = Track(group, self.device_data, self.graphs, stack.body, updates.numbers, held)
+        self.proven[stack] = Track(
+            group, self.device_data, self.graphs, stack.body, updates.numbers, held, stack.advance_schedules
+        )
         for member in group:
             member.tier = "fused"
             member.reason = "exact: proven bit for bit" if equal else "fast: rounds differently from alone"
@@ -134,6 +138,8 @@ class StackedTier:
             found = stack.check(self.device_data, parts, range(len(stack.members)))
             self._keep(stack, found, parts, work)
             differences.append(found.difference)
+            if not self.exact and not found.is_close:
+                raise NotStackable(f"{found.difference} by more than a rounding")
             for member in stack.members:
                 seconds = min(found.seconds, member.figures.alone_seconds)
                 member.figures = replace(member.figures, alone_seconds=seconds)
@@ -155,8 +161,8 @@ class StackedTier:
         try:
             with stack.stepping():
                 self._take(stack, ahead, work)
-        except (NotStackable, HyperparameterChanged) as error:
-            self._give_up(stack, work, str(error))
+        except (NotStackable, HyperparameterChanged, TouchesTraining, _Differs) as error:
+            self._give_up(stack, work, _describe(error))
 
     def _take(self, stack: Stack, ahead: Batches, work: Work) -> None:
         """Take steps as a stack, and compare some with the step alone. After an error, go back to the last of these."""
@@ -166,6 +172,7 @@ class StackedTier:
         checks = check_steps(sizes, first.batch_size, epoch_steps, draw) if self.exact and ahead else []
         position = proven = 0
         saved, left = stack.save() if checks else None, _left(stack.members, work)
+        streams = ProcessStreams()
         try:
             while position < len(ahead):
                 until = next((step for step in checks if step >= position), len(ahead))
@@ -177,6 +184,9 @@ class StackedTier:
                     saved, left = None if last else stack.save(), _left(stack.members, work)
                 else:
                     position += self._go_on(stack, _first_size(ahead[position : max(until, position + 1)]), work)
+                    disturbed = stack.first_disturbance(streams)
+                    if disturbed is not None:
+                        raise _Differs(f"a step {disturbed}")
         except Exception as error:
             if saved is None:
                 raise
@@ -270,7 +280,10 @@ class _Differs(Exception):
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, NotStackable) else f"a step raises {type(error).__name__}"
+    if isinstance(error, TouchesTraining):
+        return f"its schedule {error}"
+    known = isinstance(error, NotStackable | HyperparameterChanged | _Differs)
+    return str(error) if known else f"a step raises {type(error).__name__}"
 
 
 def _left(members: Sequence[Member], work: Work) -> list[int]:

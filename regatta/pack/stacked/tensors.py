@@ -314,6 +314,8 @@ def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked
     def rule(*args: Any, **kwargs: Any) -> Stacked:
         if kwargs.get("inplace"):
             raise NotStackable("operations in place have no stacked form")
+        if any(isinstance(value, torch.Tensor) for value in kwargs.values()):
+            raise NotStackable(f"{function.__name__} with a tensor by name has no stacked form")
         return stacked(function(*(args if len(args) == 1 else _aligned(args)), **kwargs))
 
     return rule

@@ -68,7 +68,8 @@ def held(groups: Sequence[Group]) -> list[Group]:
     (group,) = groups
     used = {name: bool(group.get(name)) for name in ("momentum", "weight_decay")}
     options = (*_REFUSED, *_OTHER_KERNELS, *_SHARED)
-    return [used | {name: group.get(name) for name in options} | {"betas": len(tensors_in(group.get("betas")))}]
+    tensors = sum(isinstance(group.get(name), torch.Tensor) for name in _NUMBERS) + len(tensors_in(group.get("betas")))
+    return [used | {name: group.get(name) for name in options} | {"tensors": tensors}]
 
 
 def all_held(groups: Sequence[Group]) -> list[Group]:

@@ -15,6 +15,7 @@ import torch
 
 from regatta.pack.state.host_arithmetic import WatchedArithmetic
 from regatta.pack.state.python_state import PythonState
+from regatta.pack.state.schedule_guard import ScheduleGuard, TouchesTraining
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
@@ -146,10 +147,12 @@ class HyperparameterPreview:
         self._follows_on_host = any(place.type != "cpu" for places in self._places for place in places.values())
         self._ahead = _copies_on(present, [{} for _ in present])
         self._held = held(self._ahead)
+        self._is_own_code = runs_own_code(self.schedule)
 
     def next(self, steps: int) -> torch.Tensor:
         """The numbers of the next steps; fewer steps if a constant changes before. Raises HyperparameterChanged."""
-        schedule = PythonState(code=[("the schedule", self.schedule)], ignored=[self.optimizer])
+        schedule = PythonState(code=[("the schedule", self.schedule)], ignored=[self.optimizer, *self._trained()])
+        guard = ScheduleGuard(self._trained(), self.optimizer) if self._is_own_code else None
         self._before = schedule, [copy_group(group) for group in self._ahead]
         model = PythonState(self.model)
         present = self._swap(self._ahead)
@@ -157,7 +160,10 @@ class HyperparameterPreview:
         failure: Exception | None = None
         watched = WatchedArithmetic()
         try:
-            with watched if self._follows_on_host else contextlib.nullcontext():
+            with (
+                watched if self._follows_on_host else contextlib.nullcontext(),
+                contextlib.nullcontext() if guard is None else guard.scope,
+            ):
                 while len(found) < steps and self._constants(self.optimizer.param_groups) == self._held:
                     found.append(self._numbers(self.optimizer.param_groups))
                     self.schedule.step()
@@ -165,18 +171,21 @@ class HyperparameterPreview:
             failure = error
         finally:
             self._ahead = self._swap(present)
+        touched = None if guard is None else guard.first_change()
         changed = model.first_change()
         if watched.differs is not None:
             model.put_back()
             self._go_back()
             self._ahead, self._follows_on_host = _copies_on(self._ahead, self._places), False
             return self.next(steps)
-        if failure is not None or changed is not None:
+        if failure is not None or touched is not None or changed is not None:
             model.put_back()
             self._go_back()
             if failure is not None and len(found) > 1:
                 return self.next(len(found) - 1)
-            what = f"changes {changed}" if failure is None else f"raises {type(failure).__name__}"
+            if touched is not None and len(found) > 1:  # nothing says at which step
+                return self.next(len(found) // 2)
+            what = touched or (f"changes {changed}" if failure is None else _failing(failure))
             raise HyperparameterChanged(f"its schedule {what}, which a captured step cannot follow")
         if not found and steps:
             raise HyperparameterChanged(f"its schedule changes {self._changed()}, which a captured step cannot follow")
@@ -188,6 +197,11 @@ class HyperparameterPreview:
         name = self._changed() if found < steps else None
         self.rewind(0)
         return name
+
+    def _trained(self) -> list[torch.Tensor]:
+        """What training changes."""
+        states = [value for state in self.optimizer.state.values() for value in _values(state)]
+        return [*self.model.parameters(), *self.model.buffers(), *states]
 
     def _changed(self) -> str | None:
         return first_changed(self._held, self._constants(self._ahead))
@@ -213,3 +227,12 @@ class HyperparameterPreview:
             group.clear()
             group.update(params=parameters, **values)
         return before
+
+
+def _values(state: Any) -> list[torch.Tensor]:
+    found = state.values() if isinstance(state, dict) else [state]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _failing(error: Exception) -> str:
+    return str(error) if isinstance(error, TouchesTraining) else f"raises {type(error).__name__}"

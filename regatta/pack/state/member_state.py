@@ -12,6 +12,7 @@ import torch
 from regatta.frameworks.torch.state import copy_tree, unsaved_buffers
 from regatta.pack.state.hyperparameters import Group, copy_hyperparameters, put_back, runs_own_code
 from regatta.pack.state.python_state import PythonState
+from regatta.pack.state.schedule_guard import OptimizerStates
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
@@ -25,8 +26,8 @@ def changing_tensors(member: Member) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = dict(member.model.named_parameters())
     found |= dict(member.model.named_buffers())
     names: dict[Any, str] = {parameter: name for name, parameter in member.model.named_parameters()}
-    for parameter, values in member.optimizer.state.items():
-        found |= dict(_walk_tensors(values, f"optimizer/{names.get(parameter, 'shared')}"))
+    for number, (parameter, values) in enumerate(member.optimizer.state.items()):
+        found |= dict(_walk_tensors(values, f"optimizer/{names.get(parameter, f'state {number}')}"))
     for number, group in enumerate(member.optimizer.param_groups):
         found |= dict(_walk_tensors({k: v for k, v in group.items() if k != "params"}, f"group{number}"))
     if member.scaler is not None:
@@ -148,12 +149,13 @@ class HostState:
     def __init__(self, member: Member) -> None:
         self._member, self._mark, self._position = member, member.randomness.mark(), member.position()
         self._hyperparameters: list[Group] | None = None
-        self._schedule = self._model = None
+        self._schedule = self._model = self._states = None
         if member.schedule is not None:
             self._hyperparameters = copy_hyperparameters(member.optimizer)
-            self._schedule = PythonState(code=[("the schedule", member.schedule)], ignored=[member.optimizer])
+            tensors = (*member.model.parameters(), *member.model.buffers())
+            self._schedule = PythonState(code=[("the schedule", member.schedule)], ignored=[member.optimizer, *tensors])
             if runs_own_code(member.schedule):
-                self._model = PythonState(member.model)
+                self._model, self._states = PythonState(member.model), OptimizerStates(member.optimizer)
 
     def change_by_schedule(self) -> str | None:
         """What the schedule has changed besides hyperparameters, or None."""
@@ -164,7 +166,7 @@ class HostState:
         member.randomness.go_back(self._mark)
         if self._hyperparameters is not None:
             put_back(member.optimizer, self._hyperparameters)
-        for state in (self._schedule, self._model):
+        for state in (self._schedule, self._model, self._states):
             if state is not None:
                 state.put_back()
         member.go_back(self._position)

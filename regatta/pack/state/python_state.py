@@ -1,33 +1,63 @@
-"""The Python values that a user's code reads and changes while a model trains: attributes, closures, counters.
+"""The Python values that a user's code reads and changes while a model trains: attributes, closures, counters, globals.
 
 A captured step holds such values as constants, and a stack runs the code of one member for all. So a member whose step
 changes one is trained alone, and what a comparison has changed is put back.
+
+Values are followed from the model and its functions to all that they reach, the nearest first: what they hold, the
+globals that the user's functions use, and the classes of the user's objects. What PyTorch and other libraries hold in
+their own modules is not followed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
+import argparse
+import collections
 import functools
-import random
+import sys
+import threading
 import types
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import torch
 
-MAX_DEPTH = 5  # objects in objects; what lies deeper is not followed
-MAX_WATCHED = 4096
-MAX_ARRAY_BYTES = 1 << 16  # larger arrays are data
+from regatta.code_identity import is_users_class, is_users_function, is_users_module
+from regatta.pack.state.watched import (
+    GENERATORS,
+    SCALARS,
+    UNSET,
+    Watched,
+    WatchedArray,
+    WatchedAttributes,
+    WatchedCell,
+    WatchedContext,
+    WatchedDict,
+    WatchedFlag,
+    WatchedGenerator,
+    WatchedGlobals,
+    WatchedItems,
+    WatchedIterator,
+    WatchedTensor,
+    content,
+    fields_of,
+    is_frozen,
+    never_changes,
+)
 
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_NOT_FOLLOWED = (*_SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device)
+MAX_WATCHED = 1 << 14  # what lies further away is not followed
+MAX_ITEMS = 1 << 16  # longer lists are data
+MAX_ARRAY_BYTES = 1 << 16  # larger arrays are data, and larger tensors are not put back
+
+_NOT_FOLLOWED = (*SCALARS, types.BuiltinFunctionType, torch.dtype, torch.device)
 _CONTAINERS = (dict, list, set, deque)
 _HOOKS = frozenset(vars(torch.nn.Module()).keys() - {"training"})  # in every module, and its tensors and parts
 _OPTIMIZER_PARTS = frozenset(("state", "param_groups", "step"))  # a schedule wraps `step`
+# objects of Python's library that hold what others put into them; others, such as loggers, have no part in a step
+_HOLDERS = (types.SimpleNamespace, argparse.Namespace, threading.local, collections.UserDict, collections.UserList)
+_OF_EVERY_CLASS = frozenset((*vars(type("Empty", (), {})), "__annotations__", "__abstractmethods__", "_abc_impl"))
 
 
 class PythonState:
@@ -44,118 +74,176 @@ class PythonState:
         ignored: Iterable[object] = (),
     ) -> None:
         """`code` are functions and objects with their names; `ignored` objects are not followed."""
-        self._watched: list[_Watched] = []
+        self._watched: list[Watched] = []
         self._seen = {id(thing) for thing in ignored}
         self._trained: set[int] = set()
+        self._waiting: deque[tuple[Any, str]] = deque()
         if model is not None:
             self._trained |= {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-            self._follow(model, "of the module", 0)
+            self._follow(model, "of the module")
         if optimizer is not None:
             self._follow_optimizer(optimizer)
         for name, thing in code:
-            self._follow(thing, f"of {name}", 0)
+            self._follow(thing, f"of {name}")
+        while self._waiting and len(self._watched) < MAX_WATCHED:
+            self._watch(*self._waiting.popleft())
 
     def first_change(self) -> str | None:
         """What has changed since, as in "calls of the module", or None."""
         return next(filter(None, (watched.change() for watched in self._watched)), None)
 
     def put_back(self) -> None:
-        """Write everything back where it was, except large arrays and tensors with more than one number."""
+        """Write everything back where it was, except large arrays and tensors."""
         for watched in self._watched:
             watched.put_back()
 
-    def _follow(self, thing: Any, place: str, depth: int) -> None:
-        if isinstance(thing, _NOT_FOLLOWED) or id(thing) in self._seen:
-            return
-        if depth > MAX_DEPTH or len(self._watched) >= MAX_WATCHED:
-            return
-        self._seen.add(id(thing))
+    def _follow(self, thing: Any, place: str) -> None:
+        if not isinstance(thing, _NOT_FOLLOWED) and id(thing) not in self._seen:
+            self._seen.add(id(thing))
+            self._waiting.append((thing, place))
+
+    def _follow_all(self, things: Iterable[Any], place: str) -> None:
+        for thing in things:
+            self._follow(thing, place)
+
+    def _watch(self, thing: Any, place: str) -> None:
         if isinstance(thing, torch.Tensor):
-            self._follow_tensor(thing, place)
+            self._watch_tensor(thing, place)
         elif isinstance(thing, torch.nn.Module):
-            self._follow_module(thing, place, depth)
+            self._watch_module(thing, place)
         elif isinstance(thing, dict):
-            self._follow_dict(thing, place, depth)
+            self._watch_dict(thing, place)
         elif isinstance(thing, _CONTAINERS):
-            self._watched.append(_Items(place, thing, type(thing)(thing)))
-            self._follow_all(thing, place, depth + 1)
+            if len(thing) <= MAX_ITEMS:
+                self._watched.append(WatchedItems(place, thing, type(thing)(thing)))
+                self._follow_all(thing, place)
         elif isinstance(thing, tuple | frozenset):
-            self._follow_all(thing, place, depth)
+            self._follow_all(thing, place)
         elif isinstance(thing, types.FunctionType):
-            self._follow_function(thing, place, depth)
+            self._watch_function(thing, place)
         elif isinstance(thing, types.MethodType):
-            self._follow_all((thing.__self__, thing.__func__), place, depth)
+            self._follow_all((thing.__self__, thing.__func__), place)
         elif isinstance(thing, functools.partial):
-            self._follow_all((thing.func, thing.args, thing.keywords), place, depth)
-        elif isinstance(thing, tuple(_STATES)):
-            self._watched.append(_Opaque(place, thing))
+            self._follow_all((thing.func, thing.args, thing.keywords), place)
+        elif isinstance(thing, GENERATORS):
+            self._watched.append(WatchedGenerator(place, thing))
         elif isinstance(thing, np.ndarray):
             if thing.nbytes <= MAX_ARRAY_BYTES:
-                self._watched.append(_Array(place, thing, thing.copy()))
+                self._watched.append(WatchedArray(place, thing, thing.copy()))
         elif isinstance(thing, Iterator):
-            self._watched.append(_Unknown(place))
+            self._watched.append(WatchedIterator(place))
+        elif isinstance(thing, ContextVar):
+            self._watched.append(WatchedContext(place, thing, thing.get(UNSET)))
+            self._follow(thing.get(UNSET), f"in {thing.name} {place}")
         elif isinstance(thing, types.MappingProxyType):
-            self._follow_all(thing.values(), place, depth)
+            self._follow_all(thing.values(), place)
+        elif isinstance(thing, type):
+            self._watch_class(thing, place)
         elif is_frozen(thing):
             if not never_changes(thing):
-                self._follow_all(fields_of(thing).values(), place, depth + 1)
-        elif hasattr(thing, "__dict__"):
-            self._follow_dict(vars(thing), place, depth)
+                self._follow_all(fields_of(thing).values(), place)
+        else:
+            self._watch_object(thing, place)
 
-    def _follow_all(self, things: Iterable[Any], place: str, depth: int) -> None:
-        for thing in things:
-            self._follow(thing, place, depth)
+    def _watch_object(self, thing: Any, place: str) -> None:
+        kind: type = type(thing)
+        if isinstance(thing, functools._lru_cache_wrapper):
+            self._follow(thing.__wrapped__, place)
+        if kind.__module__.partition(".")[0] in sys.stdlib_module_names and not isinstance(thing, _HOLDERS):
+            return
+        if hasattr(thing, "__dict__"):
+            self._watch_dict(vars(thing), place)
+        slots = _slots(kind)
+        if slots:
+            read = functools.partial(_read_slots, thing, slots)
+            self._watched.append(WatchedAttributes(place, thing, read(), read))
+            self._follow_values(read(), place)
+        self._follow(kind, f"of the class of {place.removeprefix('of ').removeprefix('in ')}")
 
-    def _follow_dict(self, held: dict[Any, Any], place: str, depth: int, but: frozenset[str] = frozenset()) -> None:
+    def _watch_class(self, kind: type, place: str) -> None:
+        """The attributes of a user's class and its bases, and what its methods use."""
+        if not is_users_class(kind):
+            return
+        read = functools.partial(_read_class, kind)
+        values = read()
+        self._watched.append(WatchedAttributes(place, kind, values, read))
+        self._follow_values({name: _function_in(value) for name, value in values.items()}, place)
+        self._follow_all(kind.__bases__, place)
+
+    def _watch_dict(self, held: dict[Any, Any], place: str, but: frozenset[str] = frozenset()) -> None:
+        if len(held) > MAX_ITEMS:
+            return
         copied = {name: value for name, value in held.items() if name not in but} if but else dict(held)
-        self._watched.append(_Names(place, held, copied, but))
-        for name, value in copied.items():
-            if not isinstance(value, _NOT_FOLLOWED):
-                self._follow(value, f"in {name} {place}" if isinstance(name, str) else place, depth + 1)
+        self._watched.append(WatchedDict(place, held, copied, but))
+        self._follow_values(copied, place)
 
-    def _follow_module(self, module: torch.nn.Module, place: str, depth: int) -> None:
-        self._follow_dict(vars(module), place, depth, _HOOKS)
+    def _follow_values(self, held: Mapping[Any, Any], place: str) -> None:
+        for name, value in held.items():
+            if not isinstance(value, _NOT_FOLLOWED):
+                self._follow(value, f"in {name} {place}" if isinstance(name, str) else place)
+
+    def _watch_module(self, module: torch.nn.Module, place: str) -> None:
+        self._watch_dict(vars(module), place, _HOOKS)
         for tensors in (module._parameters, module._buffers):
             if tensors:
-                self._watched.append(_Names(place, tensors, dict(tensors)))
+                self._watched.append(WatchedDict(place, tensors, dict(tensors)))
             for name, tensor in tensors.items():
                 if tensor is not None and type(tensor) in (torch.nn.Parameter, torch.Tensor):
-                    self._watched.append(_RequiresGrad(f"of {name} {place}", tensor, tensor.requires_grad))
-                    self._follow_tensor(tensor, f"in {name} {place}", restore=False)
+                    self._watched.append(WatchedFlag(f"of {name} {place}", tensor, tensor.requires_grad))
+                    self._follow(tensor, f"in {name} {place}")
         if module._modules:
-            self._watched.append(_Names(place, module._modules, dict(module._modules)))
+            self._watched.append(WatchedDict(place, module._modules, dict(module._modules)))
         for name, part in module._modules.items():
-            if part is not None and id(part) not in self._seen:
-                self._seen.add(id(part))
-                self._follow_module(part, f"of {name} {place}", depth)
+            self._follow(part, f"of {name} {place}")
+        self._follow(type(module), f"of the class of {place.removeprefix('of ')}")
 
-    def _follow_tensor(self, tensor: torch.Tensor, place: str, restore: bool = True) -> None:
+    def _watch_tensor(self, tensor: torch.Tensor, place: str) -> None:
         if id(tensor) in self._trained or tensor.is_inference():
             return
-        value = tensor.detach().clone() if restore and tensor.numel() == 1 else None
-        self._watched.append(_TensorValue(place, tensor, tensor._version, value))
+        small = tensor.layout is torch.strided and tensor.numel() * tensor.element_size() <= MAX_ARRAY_BYTES
+        value = tensor.detach().clone() if small else None
+        self._watched.append(WatchedTensor(place, tensor, tensor._version, value))
 
     def _follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._seen.add(id(optimizer))
-        self._follow_dict(vars(optimizer), "of the optimizer", 0, _OPTIMIZER_PARTS)
-        for group in optimizer.param_groups:
-            self._trained |= {id(parameter) for parameter in group["params"]}
-            self._follow_dict(group, "of the optimizer", 0)
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 self._trained |= {id(value) for value in state.values() if isinstance(value, torch.Tensor)}
-                self._follow_dict(state, "of the optimizer", 0)
+        for group in optimizer.param_groups:
+            self._trained |= {id(parameter) for parameter in group["params"]}
+        self._watch_dict(vars(optimizer), "of the optimizer", _OPTIMIZER_PARTS)
+        for held in (*optimizer.param_groups, *optimizer.state.values()):
+            if isinstance(held, dict):
+                self._watch_dict(held, "of the optimizer")
+        self._follow(type(optimizer), "of the class of the optimizer")
 
-    def _follow_function(self, function: types.FunctionType, place: str, depth: int) -> None:
+    def _watch_function(self, function: types.FunctionType, place: str) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._watched.append(_Cell(f"{name} {place}", cell, content(cell)))
-            self._follow(content(cell), f"in {name} {place}", depth + 1)
-        self._follow_all((function.__defaults__, function.__kwdefaults__, vars(function)), place, depth + 1)
-        used = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
-        scalars = {name: value for name, value in used.items() if isinstance(value, _SCALARS)}
+            self._watched.append(WatchedCell(f"{name} {place}", cell, content(cell)))
+            self._follow(content(cell), f"in {name} {place}")
+        self._follow_all((function.__defaults__, function.__kwdefaults__, vars(function)), place)
+        names = _names(function.__code__)
+        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+        if is_users_function(function):
+            self._watched.append(WatchedGlobals(place, function.__globals__, used))
+            self._follow_globals(used, names, place)
+            return
+        scalars = {name: value for name, value in used.items() if isinstance(value, SCALARS)}
         if scalars:
-            self._watched.append(_Globals(place, function.__globals__, scalars))
-        self._follow_all((value for value in used.values() if isinstance(value, _CONTAINERS)), place, depth + 1)
+            self._watched.append(WatchedGlobals(place, function.__globals__, scalars))
+        self._follow_all((value for value in used.values() if isinstance(value, _CONTAINERS)), place)
+
+    def _follow_globals(self, used: Mapping[str, Any], names: Iterable[str], place: str) -> None:
+        """Follow globals; of a module, such as `helpers` in `helpers.count()`, what the function names."""
+        for name, value in used.items():
+            if not isinstance(value, types.ModuleType):
+                self._follow(value, f"in {name} {place}")
+            elif id(value) not in self._seen and is_users_module(value):
+                parts = {part: vars(value)[part] for part in names if part in vars(value)}
+                self._watched.append(WatchedGlobals(f"in {name} {place}", vars(value), parts))
+                self._seen.add(id(value))
+                self._follow_globals(parts, names, place)
+                self._seen.discard(id(value))  # another function may name other parts
 
 
 @functools.lru_cache(1024)
@@ -165,231 +253,26 @@ def _names(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*map(_names, inner))
 
 
-class _Watched(Protocol):
-    def change(self) -> str | None: ...
-
-    def put_back(self) -> None: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Names:
-    """A dict, or the attributes of an object; names in `but` are not its own."""
-
-    place: str
-    held: dict[Any, Any]
-    before: dict[Any, Any]
-    but: frozenset[str] = frozenset()
-
-    def change(self) -> str | None:
-        held, before = self.held, self.before
-        for name, value in before.items():
-            if name not in held or (held[name] is not value and not _alike(held[name], value)):
-                return f"{name} {self.place}"
-        if len(held) > len(before):
-            new = next((name for name in held if name not in before and name not in self.but), None)
-            return None if new is None else f"{new} {self.place}"
-        return None
-
-    def put_back(self) -> None:
-        if self.change() is not None:
-            for name in [name for name in self.held if name not in self.before and name not in self.but]:
-                del self.held[name]
-            self.held.update(self.before)
+@functools.lru_cache(1024)
+def _slots(kind: type) -> tuple[str, ...]:
+    """The names of a class's slots, and of those of its bases."""
+    found: list[str] = []
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in sys.stdlib_module_names:
+            found += [name for name, value in vars(base).items() if isinstance(value, types.MemberDescriptorType)]
+    return tuple(found)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Items:
-    """A list, set or deque."""
-
-    place: str
-    held: Any
-    before: Any
-
-    def change(self) -> str | None:
-        if isinstance(self.held, set):
-            same = self.held == self.before
-        else:
-            same = len(self.held) == len(self.before) and all(map(_alike, self.held, self.before))
-        return None if same else f"a {type(self.held).__name__} {self.place}"
-
-    def put_back(self) -> None:
-        if self.change() is not None:
-            self.held.clear()
-            (self.held.update if isinstance(self.held, set) else self.held.extend)(self.before)
+def _read_slots(thing: Any, slots: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(thing, name, UNSET) for name in slots}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Cell:
-    """A variable of a closure."""
-
-    place: str
-    cell: types.CellType
-    before: Any
-
-    def change(self) -> str | None:
-        return None if _alike(content(self.cell), self.before) else self.place
-
-    def put_back(self) -> None:
-        if self.change() is not None:
-            self.cell.cell_contents = self.before
+def _read_class(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if name not in _OF_EVERY_CLASS}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Globals:
-    """The global numbers and strings that a function uses."""
-
-    place: str
-    names: dict[str, Any]
-    before: dict[str, Any]
-
-    def change(self) -> str | None:
-        changed = (name for name, value in self.before.items() if not _alike(self.names.get(name), value))
-        return next((f"{name} {self.place}" for name in changed), None)
-
-    def put_back(self) -> None:
-        if self.change() is not None:
-            self.names.update(self.before)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _RequiresGrad:
-    place: str
-    tensor: torch.Tensor
-    before: bool
-
-    def change(self) -> str | None:
-        return None if self.tensor.requires_grad == self.before else f"requires_grad {self.place}"
-
-    def put_back(self) -> None:
-        self.tensor.requires_grad_(self.before)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _TensorValue:
-    """A tensor that is no parameter of the model; a single number can be put back."""
-
-    place: str
-    tensor: torch.Tensor
-    version: int
-    before: torch.Tensor | None
-
-    def change(self) -> str | None:
-        same = self.tensor._version == self.version
-        if not same and self.before is not None:  # it may have been written, with the value that it had
-            same = torch.equal(self.tensor.detach(), self.before)
-        return None if same else f"a tensor {self.place}"
-
-    def put_back(self) -> None:
-        if self.before is not None and self.change() is not None:
-            with torch.no_grad():
-                self.tensor.copy_(self.before)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Array:
-    place: str
-    array: Any
-    before: Any
-
-    def change(self) -> str | None:
-        return None if self.array.tobytes() == self.before.tobytes() else f"an array {self.place}"
-
-    def put_back(self) -> None:
-        if self.change() is not None:
-            self.array[...] = self.before
-
-
-_STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-    random.Random: (random.Random.getstate, random.Random.setstate),
-    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: (
-        lambda generator: generator.bit_generator.state,
-        lambda generator, state: setattr(generator.bit_generator, "state", state),
-    ),
-}
-
-
-class _Opaque:
-    """A random generator."""
-
-    def __init__(self, place: str, thing: Any) -> None:
-        self._place, self._thing = place, thing
-        self._get, self._set = next(functions for kind, functions in _STATES.items() if isinstance(thing, kind))
-        self._before = self._get(thing)
-
-    def change(self) -> str | None:
-        now = self._get(self._thing)
-        same = torch.equal(now, self._before) if isinstance(now, torch.Tensor) else repr(now) == repr(self._before)
-        return None if same else f"a generator {self._place}"
-
-    def put_back(self) -> None:
-        self._set(self._thing, self._before)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Unknown:
-    """An iterator: its position cannot be seen, so it counts as changed."""
-
-    place: str
-
-    def change(self) -> str | None:
-        return f"an iterator {self.place}"
-
-    def put_back(self) -> None: ...
-
-
-_UNSET = object()
-
-
-def content(cell: types.CellType) -> Any:
-    """What a variable of a closure holds."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # its variable is not set yet
-        return _UNSET
-
-
-def is_frozen(thing: Any) -> bool:
-    """Whether an object is an instance of a frozen dataclass."""
-    parameters = vars(type(thing)).get("__dataclass_params__")  # a subclass without it can have other attributes
-    return parameters is not None and bool(parameters.frozen)
-
-
-def fields_of(thing: Any) -> dict[str, Any]:
-    """What the fields of a dataclass hold, without what it has computed from them and kept."""
-    return {field.name: getattr(thing, field.name, _UNSET) for field in dataclasses.fields(thing)}
-
-
-_CONSTANT: dict[int, tuple[weakref.ref[Any], bool]] = {}  # large values, such as a network, are looked through once
-
-
-def never_changes(value: Any) -> bool:
-    """Whether a value and all that it holds stays as it is."""
-    if isinstance(value, (*_SCALARS, enum.Enum)):
-        return True
-    if isinstance(value, tuple | frozenset):
-        return all(map(never_changes, value))
-    if isinstance(value, types.MappingProxyType):  # the dict underneath belongs to it alone
-        return all(map(never_changes, value.values()))
-    if not is_frozen(value):
-        return False
-    known = _CONSTANT.get(id(value))
-    if known is not None and known[0]() is value:
-        return known[1]
-    found = all(map(never_changes, fields_of(value).values()))
-    if hasattr(value, "__weakref__"):
-        number = id(value)
-        _CONSTANT[number] = weakref.ref(value, lambda _: _CONSTANT.pop(number, None)), found
-    return found
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same object, or equal numbers, strings or tuples."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return isinstance(one, _SCALARS) and bool(one == other or (one != one and other != other))
+def _function_in(value: Any) -> Any:
+    """The function in a method of a class."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value

@@ -101,6 +101,28 @@ class Randomness:
         return torch.cuda.default_generators[index]
 
 
+class ProcessStreams:
+    """The generators of the process, which belong to no member: code that draws from them is trained alone."""
+
+    def __init__(self) -> None:
+        self._before = _process_streams()
+
+    def moved(self) -> bool:
+        python, numpy, host = self._before
+        now = _process_streams()
+        return python != now[0] or _comparable(numpy) != _comparable(now[1]) or not torch.equal(host, now[2])
+
+    def put_back(self) -> None:
+        python, numpy, host = self._before
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(host)
+
+
+def _process_streams() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
 def _comparable(state: Any) -> tuple[Any, ...]:
     """NumPy's state with its array as bytes, because arrays are compared element by element."""
     return state[0], state[1].tobytes(), *state[2:]
