@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from regatta.errors import DataError, NotFoundError
 from regatta.network import KINDS, Edge, Network, Node, Parameter, canonical, from_json, structural_hash, to_json
+from regatta.network.kinds import MAX_DIMS
 
 VALUES = {
     "int": st.integers(-5, 5), "number": st.floats(-10, 10, width=32), "bool": st.booleans(),
     "text": st.text(max_size=5), "ints": st.lists(st.integers(0, 9), min_size=1, max_size=4),
     "any": st.recursive(st.none() | st.integers(-9, 9), lambda x: st.lists(x, max_size=3), max_leaves=5),
 }  # fmt: skip
+DIMS = st.integers(1, MAX_DIMS)
 
 
 @st.composite
@@ -26,7 +28,7 @@ def nodes(draw: st.DrawFn, id: str) -> Node:
     kind = KINDS[draw(st.sampled_from(sorted(KINDS)))]
     types = {"anything": "any"} if kind.name == "OTHER" else kind.types
     wanted = draw(st.sets(st.sampled_from(sorted(types)), max_size=3)) if types else set()
-    attributes = {name: draw(VALUES[types[name]]) for name in sorted(wanted)}
+    attributes = {name: draw(DIMS if name == "dims" else VALUES[types[name]]) for name in sorted(wanted)}
     shape = draw(st.none() | st.lists(st.none() | st.integers(0, 2**40), max_size=4).map(tuple))
     parameters = [
         Parameter(role, f"{id}.{role}", (draw(st.integers(0, 99)),))

@@ -18,8 +18,9 @@ from ray_cluster import RayNodes
 from recipes import small_data
 from transforms import linear_fn, logged_lines, noisy, squares
 
-from regatta import Cluster, Dataset, Run, Sweep, search
+from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.data.sharing import Sharing
+from regatta.engine.controller import faults
 from regatta.engine.messages import Recipe, SharingPlan, WorkerSetup
 from regatta.engine.sharing.block_reader import BlockReader
 from regatta.engine.sharing.ledger import BlockKey
@@ -27,6 +28,7 @@ from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
 from regatta.engine.workers.ray.preprocess_worker import open_ray_sharing
 from regatta.engine.workers.ray.session import RaySession
 from regatta.engine.workers.ray.shared_blocks import BrokerChannel
+from regatta.errors import PausedError
 from regatta.seeds import derive_seed
 
 pytest.importorskip("ray")
@@ -80,13 +82,16 @@ def test_shared_on_ray_or_not_the_bits_are_the_same(data: Dataset, tmp_path: Pat
     assert soon(lambda: not any(map(is_running, preprocessing | workers)))
 
 
-def test_a_transform_that_raises_fails_its_configuration_with_its_traceback(data: Dataset, tmp_path: Path) -> None:
+def test_a_transform_that_raises_pauses_the_run_with_its_traceback(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "DELAYS_S", (0.01, 0.02))
     raises = partial(transforms.fails_for, seeds={int(seed) for seed in seeds(data, range(2, 3))})
-    run = sweep(data, tmp_path, raises).launch(progress=False)
-    assert run.record.status == "failed"
-    for config in run.record.configs.values():
-        assert config.error == "ValueError: cannot augment"
-        assert "in fails_for" in config.traceback and "regatta/engine" not in config.traceback
+    with pytest.raises(PausedError, match="ValueError: cannot augment") as caught:
+        sweep(data, tmp_path, raises, name="raises").launch(progress=False)
+    assert "in fails_for" in str(caught.value) and "regatta/engine" not in str(caught.value)
+    run = open_run("raises", tmp_path)
+    assert (run.record.status, {config.error for config in run.record.configs.values()}) == ("interrupted", {None})
     assert {unit.epoch for unit in run.record.units if unit.kind == "train"} == {1}
 
 
