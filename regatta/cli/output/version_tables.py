@@ -120,7 +120,8 @@ def _columns(
 ) -> list[_VersionColumn]:
     def hyperparameter(name: str, priority: int) -> _VersionColumn:
         values = [v.hyperparameters[name] for v in versions if name in v.hyperparameters]
-        return _VersionColumn(values_column(name, values, priority), lambda v: value_cell(v.hyperparameters.get(name)))
+        shown = f"param.{name}" if name in metrics else name
+        return _VersionColumn(values_column(shown, values, priority), lambda v: value_cell(v.hyperparameters.get(name)))
 
     def metric(name: str, priority: int) -> _VersionColumn:
         return _VersionColumn(right(name, priority), lambda v: _metric_cell(v, name, mode))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from regatta.dql import bound, tree
@@ -53,6 +53,8 @@ def constant(binder: Binder, value: Any, place: tree.Tree) -> Constant:
         found = parse_time(value.isoformat())
         if found is not None:
             return Constant(found, "time", span=place.span)
+    if isinstance(value, timedelta):
+        return Constant(value.total_seconds(), "duration", span=place.span)
     if hasattr(value, "item") and not hasattr(value, "__len__"):  # a number of NumPy
         value = value.item()
     type_ = type_of_value(value)

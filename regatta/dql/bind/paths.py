@@ -50,9 +50,11 @@ def _unknown_variable(binder: Binder, path: tree.Path) -> QueryError:
     known = binder.visible()
     candidates = nearest(path.root, [*known, *binder.aliases])
     hint = None
-    if path.root in (*VERSION_ATTRIBUTES, *MEMBERS) and known:
-        candidates, hint = (f"{known[0]}.{path.root}",), None
-    elif not candidates:
+    models = [name for name in known if getattr(binder.find_variable(name), "type", None) == "model"]
+    if models and not candidates and not path.steps:  # the name of its model may be missing
+        prefix = "" if binder.implicit is not None else f"{models[0]}."
+        candidates = tuple(f"{prefix}{name}" for name in _nearest_attributes(binder, path.root))
+    if not candidates:
         hint = f"There {'are' if len(known) > 1 else 'is'} {', '.join(known)}." if known else "Name it after from."
     return binder.error(f"There is no variable {path.root!r:.60}.", path.span, candidates=candidates, hint=hint)
 
@@ -84,13 +86,21 @@ def _member(binder: Binder, model: Expression, step: tree.Field, steps: list[tre
         return bound.Lineage(step.name, model, span=step.span)  # type: ignore[arg-type]
     if step.name in MEMBERS:
         return MEMBERS[step.name](binder, model, step, steps)
-    names = (*VERSION_ATTRIBUTES, *_LINEAGE, *MEMBERS)
-    candidates: tuple[str, ...] = nearest(step.name, names)
-    for prefix, known in (("param", binder.known.hyperparameters), ("metric", binder.known.metrics)):
-        if known is not None and step.name in known:
-            candidates = (f"{prefix}.{step.name}", *candidates)
-    hint = None if candidates else f"It has {', '.join(sorted(set(names) - {'created', 'config', 'hyperparameter'}))}."
+    candidates = _nearest_attributes(binder, step.name)
+    listed = sorted({*VERSION_ATTRIBUTES, *_LINEAGE, *MEMBERS} - {"created", "config", "hyperparameter"})
+    hint = None if candidates else f"It has {', '.join(listed)}."
     raise binder.error(f"A model has no attribute {step.name!r:.60}.", step.span, candidates=candidates, hint=hint)
+
+
+def _nearest_attributes(binder: Binder, name: str) -> tuple[str, ...]:
+    """Attributes of a model that may be meant: those with a similar name, hyperparameters and metrics with this one."""
+    if name in (*VERSION_ATTRIBUTES, *MEMBERS):
+        return (name,)
+    found = [*nearest(name, (*VERSION_ATTRIBUTES, *_LINEAGE, *MEMBERS))]
+    for prefix, known in (("param", binder.known.hyperparameters), ("metric", binder.known.metrics)):
+        if known is not None and name in known:
+            found.insert(0, f"{prefix}.{name}")
+    return tuple(found)
 
 
 def _metric(binder: Binder, model: Expression, step: tree.Field, steps: list[tree.Step]) -> Expression:
