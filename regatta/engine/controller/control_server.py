@@ -57,7 +57,10 @@ class JoiningWorker:
     wishes: dict[str, Any]
 
     def close(self) -> None:
-        refuse(self.connection, "The run has ended.")
+        self.refuse("The run has ended.")
+
+    def refuse(self, reason: str) -> None:
+        refuse(self.connection, reason)
 
 
 class ControlServer:

@@ -259,7 +259,8 @@ class EventLoop:
         if event.cause == "data":
             self._on_unread_partition(event, event.worker)
         elif not self.replanner.blame_group(event.worker, event.error):
-            counts = event.cause != "model" or self._faults.on_error(event.worker)
+            may_be_unfit = event.cause == "model" or self._owners.joined(event.worker)
+            counts = not may_be_unfit or self._faults.on_error(event.worker)
             if not counts and self._replace(event.worker, [event]):
                 return
             self._fail(event, event.worker)
@@ -270,11 +271,16 @@ class EventLoop:
 
         False if that cannot be done: the errors are those of the trials.
         """
-        if not self._pool.end(worker, "was ended: units of several configurations failed in its process"):
+        if not self._pool.end(worker, "was ended: units failed in its process, one after another"):
             return False
         names = ", ".join(event.task.config for event in errors)
-        text = f"{worker} is started again, because units failed in its process one after another. {names}: "
-        self.run_log.note("warning", f"{text}{errors[0].error}. The unit is tried again in the new process.")
+        if self._owners.joined(worker):
+            text = f"{worker}, which joined, is dismissed, because its units failed and none was finished in between."
+            again = "by other workers"
+        else:
+            text = f"{worker} is started again, because units failed in its process one after another."
+            again = "in the new process"
+        self.run_log.note("warning", f"{text} {names}: {errors[0].error}. The unit is tried again {again}.")
         self.scheduler.hopper.remove_worker(worker)  # it gets no unit until it is up again
         return True
 
@@ -373,10 +379,10 @@ class EventLoop:
         return not changes
 
     def _on_worker_up(self, worker: str, info: dict[str, Any]) -> None:
-        self._faults.on_new_process(worker)
+        self._faults.on_new_process(worker, joined="readable" in info)
         self.replanner.on_worker_up(worker, info)
-        self._owners.add(worker, info.get("readable"))
-        info = {name: value for name, value in info.items() if name != "readable"}
+        self._owners.add(worker, info.get("readable"), info.get("named", False))
+        info = {name: value for name, value in info.items() if name not in ("readable", "named")}
         train, evaluation = self._owners.partitions_of(worker)
         if not train and not evaluation:
             self.run_log.note("warning", f"{worker} holds no partition, so it gets no units.")
@@ -441,13 +447,20 @@ class EventLoop:
         """Answer requests, admit workers that want to join, and end workers whose units take too long."""
         while (caller := control.next_caller()) is not None:
             if isinstance(caller, JoiningWorker):
-                self._pool.admit(caller.connection, caller.wishes)
+                self._admit(caller)
             else:
                 self._answer_requests()
                 caller.close()
         self.watchdog.end_overdue(self._pool, "its unit took")
         for action in self._faults.take_due():
             action()
+
+    def _admit(self, caller: JoiningWorker) -> None:
+        if caller.wishes.get("holds") is None and self._owners.are_placed:
+            how = f"Name those that this one can read: regatta worker {self.settings.folder.name} --holds PARTITION ..."
+            caller.refuse(f"An availability map says which workers can read which partitions.\n{how}")
+        else:
+            self._pool.admit(caller.connection, caller.wishes)
 
     def _answer_requests(self) -> None:
         answered = self.run_log.record.requests

@@ -9,7 +9,8 @@ Deaths of workers are held back until nothing else is left to train. If a config
 died under it, deaths of this kind say little about the others, and these are tried more often.
 
 An error may also leave the process of its worker unusable, as a failed assertion on a GPU does. So of two errors in a
-process without a finished unit in between, only the first one counts.
+process without a finished unit in between, only the first one counts. In a process that joined, none counts before its
+first finished unit.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Faults:
         self._deaths: dict[str, Deaths] = {}  # by trial
         self._survived: set[str] = set()  # reasons for which a trial has lost workers that went on nevertheless
         self._early_deaths = 0.0
-        self._doubtful: set[str] = set()  # workers whose process raised an error and has finished no unit since
+        # Workers whose process raised an error, or joined, and has finished no unit since.
+        self._doubtful: set[str] = set()
         self._failed_at: dict[str, float] = {}  # by trial: its first failure that is tried again
         self._tries: dict[Hashable, int] = {}
         self._due: list[tuple[float, Callable[[], None]]] = []
@@ -97,8 +99,12 @@ class Faults:
         self._failed_at.pop(trial.id, None)
         self._tries.pop(trial.id, None)
 
-    def on_new_process(self, worker: str) -> None:
-        self._doubtful.discard(worker)
+    def on_new_process(self, worker: str, joined: bool) -> None:
+        """A process that joined by itself may be unfit: it has another environment, and perhaps another device."""
+        if joined:
+            self._doubtful.add(worker)
+        else:
+            self._doubtful.discard(worker)
 
     def on_error(self, worker: str) -> bool:
         """A unit raised an error that its trial may be to blame for; False if its process may be to blame instead."""

@@ -24,15 +24,27 @@ class PartitionOwners:
             for kind, held in zip(KINDS, dataset.holders(team), strict=True):
                 self._held[kind] |= held
 
-    def add(self, worker: str, readable: Mapping[str, Sequence[int]] | None) -> None:
-        """A worker is up. One that joined says which partitions it can read, and holds those."""
+    @property
+    def are_placed(self) -> bool:
+        """Whether an availability map says for every partition which workers can read it."""
+        return all(part.path in self._availability for parts in self._partitions.values() for part in parts)
+
+    def add(self, worker: str, readable: Mapping[str, Sequence[int]] | None, named: bool = False) -> None:
+        """A worker is up. One that joined says which partitions it can read, and holds those.
+
+        If they are not `named` by its user, it leaves those to others that an availability map gives to these.
+        """
         for withdrawn in [entry for entry in self._withdrawn if entry[0] == worker]:
             self._withdrawn.discard(withdrawn)
         if worker not in self._held["train"]:
             self._readable[worker] = readable or {}
             for kind in KINDS:
-                everything = range(len(self._partitions[kind]))
-                self._held[kind][worker] = tuple(everything if readable is None else readable.get(kind, ()))
+                can_read = range(len(self._partitions[kind])) if readable is None else readable.get(kind, ())
+                self._held[kind][worker] = tuple(j for j in can_read if named or not self._is_placed(kind, j))
+
+    def joined(self, worker: str) -> bool:
+        """Whether a worker joined by itself."""
+        return worker in self._readable
 
     def partitions_of(self, worker: str) -> tuple[list[int], list[int]]:
         train, evaluation = ([j for j in self._held[kind][worker] if self._reads(worker, kind, j)] for kind in KINDS)
@@ -60,11 +72,14 @@ class PartitionOwners:
         self._withdrawn.add((worker, kind, partition))
         mates = self._mates(self._teams.get(worker, set(self._teams)), workers_up)
         holders = self._holders(kind, partition, mates)
-        placed = self._partitions[kind][partition].path in self._availability  # then no other worker has it
-        if not holders and not placed:
+        if not holders and not self._is_placed(kind, partition):
             self._give(kind, partition, [mate for mate in mates if self._reads(mate, kind, partition)])
             holders = self._holders(kind, partition, mates)
         return holders
+
+    def _is_placed(self, kind: str, partition: int) -> bool:
+        """Whether an availability map says which workers have a partition; then no other worker has it."""
+        return self._partitions[kind][partition].path in self._availability
 
     def restore(self, kind: str, partition: int) -> None:
         """Let the workers that could not read a partition try again."""

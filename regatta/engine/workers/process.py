@@ -71,7 +71,7 @@ class _WorkerProcess:
         self.socket.close()
         if self.process is None:
             return self.reason or "left"
-        ended = _how_it_ended(self.process.wait())
+        ended = how_it_ended(self.process.wait())
         self.process.close()
         return self.reason or ended
 
@@ -274,7 +274,7 @@ def _count_kills_for_memory() -> int:
     return 0
 
 
-def _how_it_ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     known = {s.value: s.name for s in signal.Signals}  # most real-time signals have no name

@@ -97,7 +97,7 @@ def serve(file: int, blocks: int | None = None) -> None:
     info = {"pid": os.getpid(), "device": trainer.device, "threads": arguments.threads}
     info |= {"memory": memory_of(trainer.device, arguments.device, arguments.workers), **start_seconds}
     if arguments.joins:
-        info["readable"] = arguments.holds or readable_partitions(setup)
+        info["readable"], info["named"] = arguments.holds or readable_partitions(setup), arguments.holds is not None
     send(WorkerReady(arguments.worker, info))
     while True:
         done = trainer.run(tasks.get())

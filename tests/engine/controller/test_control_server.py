@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from locations import HELPERS
 from processes import is_running, soon
 from recipes import eval_fn, loss_fn, model_fn, plain_fn, plain_loss, small_data
 
-from regatta import Cluster, Run, Sweep, open_run, search
+from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.configuration import config_id
 from regatta.engine.controller import control_server
 from regatta.engine.controller.control_server import ControlServer, ask, connect, read_address
@@ -234,6 +235,66 @@ def test_a_worker_that_joins_gets_only_partitions_that_it_can_read(tmp_path: Pat
     run.halt()
     joining.communicate(timeout=300)
     assert units_of_guest() == {("train", 1), ("eval", 2)}
+
+
+def test_a_worker_that_joins_a_run_with_an_availability_map_names_what_it_can_read(
+    tmp_path: Path, ended: list[Run]
+) -> None:
+    data = small_data(tmp_path / "data")
+    paths = [[part.path for part in kind] for kind in (data.train, data.eval)]
+    placed = Dataset.from_paths(*paths, {path: ["w0"] for kind in paths for path in kind})
+    configs = [{**SLOW, "lr": rate} for rate in (0.01, 0.02, 0.03, 0.04)]
+    run = Sweep(
+        placed, search.configs(configs), model_fn, loss_fn=loss_fn, eval_fn=eval_fn, epochs=200, repo=tmp_path,
+        cluster=Cluster.local(1, threads=1), name="steered",
+    ).launch(wait=False, progress=False)  # fmt: skip
+    ended.append(run)
+    assert begun(run, configs[0])
+    refused = command(tmp_path, "worker", "steered")
+    assert "regatta worker steered --holds PARTITION" in refused.communicate(timeout=300)[1]
+    assert refused.returncode == 4
+    joining = command(tmp_path, "worker", "steered", "--holds", "1")
+    assert soon(lambda: any(unit.worker == "w1" for unit in list(run.record.units))), joining.communicate()[1]
+    run.halt()
+    joining.communicate(timeout=300)
+    assert {(unit.kind, unit.partition) for unit in run.record.units if unit.worker == "w1"} == {("train", 1)}
+
+
+@pytest.mark.parametrize("error", ["AttributeError", "ModuleNotFoundError"])
+def test_a_worker_that_joins_and_is_unfit_fails_no_configuration(
+    tmp_path: Path, ended: list[Run], monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """It has another environment, in which no model can be trained."""
+
+    def unfit(model: Any, batch: Any, config: Any) -> Any:
+        if error in os.environ:
+            raise getattr(builtins, error)("no such thing here")
+        return loss_fn(model, batch, config)
+
+    configs = [{**SLOW, "lr": rate} for rate in (0.01, 0.02, 0.03, 0.04)]
+    run = Sweep(
+        small_data(tmp_path / "data"), search.configs(configs), model_fn, loss_fn=unfit, epochs=200, repo=tmp_path,
+        cluster=Cluster.local(1, threads=1), name="steered",
+    ).launch(wait=False, progress=False)  # fmt: skip
+    ended.append(run)
+    assert begun(run, configs[0])
+    monkeypatch.setitem(ENVIRONMENT, error, "yes")
+    joining = command(tmp_path, "worker", "steered")
+    assert soon(lambda: any("w1, which joined, is dismissed" in text for _, text in run.record.notes))
+    joining.communicate(timeout=300)
+    before = len(run.record.units)
+    assert soon(lambda: len(run.record.units) > before + 8), "the others go on"
+    assert {config.error for config in run.record.configs.values()} == {None}
+
+
+def test_a_worker_joins_only_with_a_device_that_is_there(tmp_path: Path, ended: list[Run]) -> None:
+    run = launched(tmp_path, SLOW, epochs=200)
+    ended.append(run)
+    assert begun(run, SLOW)
+    joining = command(tmp_path, "worker", "steered", "--device", "gpu")
+    assert "Did you mean cuda?" in joining.communicate(timeout=300)[1]
+    assert joining.returncode == 2
+    assert "w1" not in run.record.workers
 
 
 def test_no_connection_without_the_key(tmp_path: Path, ended: list[Run]) -> None:

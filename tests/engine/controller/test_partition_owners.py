@@ -102,6 +102,21 @@ def test_a_worker_that_joins_holds_what_it_can_read(tmp_path: Path) -> None:
     assert sorted(owners.partitions_of("w1")[0]) == [0, 1, 3]
 
 
+def test_a_worker_that_joins_leaves_placed_partitions_to_those_that_have_them(tmp_path: Path) -> None:
+    data = small_data(tmp_path / "data")
+    train, held_out = ([part.path for part in kind] for kind in (data.train, data.eval))
+    owners = PartitionOwners(Dataset.from_paths(train, held_out, {path: (0,) for path in train}), ("w0", "w1"))
+    assert not owners.are_placed, "anybody may evaluate"
+    readable = {"train": [0, 1], "eval": [2]}
+    owners.add("w2", readable)
+    owners.add("w3", readable, named=True)
+    assert (owners.partitions_of("w2"), owners.partitions_of("w3")) == (([], [2]), ([0, 1], [2]))
+    list(owners.hand_over("w0", ["w1", "w2", "w3"]))
+    assert sorted(owners.partitions_of("w1")[0] + owners.partitions_of("w2")[0]) == [2, 3], "0 and 1 are with w3"
+    everywhere = Dataset.from_paths(train, held_out, {path: (0,) for path in train + held_out})
+    assert PartitionOwners(everywhere, ("w0",)).are_placed
+
+
 def test_a_partition_that_a_worker_cannot_read_goes_to_others(tmp_path: Path) -> None:
     owners = PartitionOwners(small_data(tmp_path / "data"), ("w0", "w1"))
     assert owners.partitions_of("w0") == ([0, 2], [0, 2])
