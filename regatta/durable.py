@@ -13,9 +13,8 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,16 +88,17 @@ def _checksum_of(content: dict[str, Any]) -> str:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk without room, or beyond a quota
-NEARLY_FULL_BYTES = 2**20
+NEARLY_FULL_BYTES, NEARLY_FULL_FILES = 2**20, 64
 _KEEP_SIZE = 1  # of fallocate
 
 
 def is_nearly_full(folder: Path) -> bool:
-    """Whether the disk of a folder has less room than the log of a database may take."""
+    """Whether the disk of a folder has less room than the log of a database may take, or is at its limit of files."""
     try:
-        return shutil.disk_usage(folder).free < NEARLY_FULL_BYTES
+        disk = os.statvfs(folder)
     except OSError:
         return False
+    return disk.f_bavail * disk.f_frsize < NEARLY_FULL_BYTES or (disk.f_files > 0 and disk.f_favail < NEARLY_FULL_FILES)
 
 
 def reserve(file: int, size: int) -> None:
@@ -180,6 +180,12 @@ class FileLock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
+
+
+def make_lock_file(path: Path) -> None:
+    """Make the file of a lock beforehand: on a full disk it could not be made."""
+    with suppress(OSError):
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
 
 def is_locked(path: Path) -> bool:

@@ -19,7 +19,7 @@ from typing import Literal
 from regatta.errors import RegattaError
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import RunRecord, find_journals
-from regatta.paths import CATALOG, FOLDER, RUNS, STORE, VERSION_LOG, find_repository, has_packs, store_exists
+from regatta.paths import CATALOG, FOLDER, RUNS, STORE, VERSION_LOG, find_repository, has_packs
 from regatta.repo.intake.staging import staged
 from regatta.repo.repair.agreement import disagreements
 from regatta.repo.repair.removed_runs import lost_states
@@ -153,11 +153,12 @@ def _catalog(folder: Path) -> Iterator[Finding]:
 
 
 def _store(folder: Path) -> Iterator[Finding]:
-    """Whether the parameter store can be opened; fsck checks its content."""
-    if not store_exists(folder / STORE):
-        return
+    """Whether the parameter store can be opened and has what versions need; fsck checks its content."""
     try:
         with Repo.open(folder) as repo:
+            if not repo.has_store:
+                yield from _removed_store(repo)
+                return
             kept, problems = repo.store.references(), disagreements(repo)
     except RegattaError as error:
         yield Finding("error", "store", error.message, error.hint or "regatta fsck --depth deep shows more")
@@ -169,6 +170,13 @@ def _store(folder: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "store", f"{len(kept):,} snapshots")
+
+
+def _removed_store(repo: Repo) -> Iterator[Finding]:
+    """A repository without a parameter store whose versions have weights there."""
+    if lost := sum(snapshot.id is not None for _, snapshot in repo.catalog.all_snapshots()):
+        says = f"it is missing, and with it the weights of {lost:,} snapshots of versions"
+        yield Finding("error", "store", says, f"Restore the folder {repo.folder / STORE} from a copy.")
 
 
 def _removed_runs(folder: Path) -> Iterator[Finding]:

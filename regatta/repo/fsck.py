@@ -12,11 +12,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from regatta.errors import CorruptError, RegattaError, UsageError
-from regatta.paths import CATALOG, VERSION_LOG
-from regatta.repo.catalog.check import catalog_problems, put_aside, repair_catalog
+from regatta.errors import CorruptError, NewerVersionError, RegattaError, UsageError
+from regatta.paths import STORE
+from regatta.repo.catalog.check import catalog_problems
 from regatta.repo.catalog.records import SnapshotRecord
-from regatta.repo.catalog.version_log import VersionLog
+from regatta.repo.catalog.repair import make_again, repair_catalog
 from regatta.repo.gc import unused_names
 from regatta.repo.intake.staging import staged_files
 from regatta.repo.repair.agreement import LOST_CATALOG, UNLISTED_PACK, lost_names, needed_packs
@@ -26,6 +26,7 @@ from regatta.repo.repair.store import rebuild_index, recover_versions, restore_n
 from regatta.repo.repo import Repo
 from regatta.repo.snapshots import state_file
 from regatta.store.maintenance import fsck as store_fsck
+from regatta.store.store import ParameterStore
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,37 @@ def check_folder(
     path: str | Path | None, depth: store_fsck.Depth, repair: bool, rebuild: bool = False
 ) -> RepoFsckResult:
     """Check the repository that `Repo.open` opens. A repair begins even if its catalog cannot be opened."""
-    repaired, problems = [], []
+    problems: list[str] = []
+    repaired: list[str] = []
+    lost: list[str] = []
     try:
         repo = Repo.open(path)
+    except NewerVersionError:
+        raise
     except (CorruptError, UsageError) as error:
-        folder = Repo.find(path)
-        if not repair or VersionLog(folder / VERSION_LOG).read().identity is None:
+        if not repair:
             raise
         problems.append(f"Catalog: {error.message}")
-        repaired.append(
-            f"The catalog was made again from the version log; the old one is {put_aside(folder / CATALOG)}."
-        )
+        folder = Repo.find(path)
+        repaired, lost = make_again(folder, _names_in_store(folder))
         repo = Repo.open(folder)
     with repo:
         found = check_repo(repo, depth, repair, rebuild)
-    return replace(found, problems=(*problems, *found.problems), repaired=(*repaired, *found.repaired))
+    return replace(
+        found,
+        problems=(*problems, *found.problems),
+        repaired=(*repaired, *found.repaired),
+        lost=(*lost, *found.lost),
+    )
+
+
+def _names_in_store(folder: Path) -> set[str]:
+    """The names of the snapshots in the store; none if it cannot be opened."""
+    try:
+        with ParameterStore.open(folder / STORE, create=False, read_only=True) as store:
+            return set(store.references())
+    except RegattaError:
+        return set()
 
 
 def check_repo(repo: Repo, depth: store_fsck.Depth, repair: bool, rebuild: bool = False) -> RepoFsckResult:
@@ -79,7 +96,7 @@ def check_repo(repo: Repo, depth: store_fsck.Depth, repair: bool, rebuild: bool 
     whole = depth != "structure"
     found = _Findings(catalog_problems(repo.catalog, whole))
     if repair and found.problems:
-        repo.catalog, found.repaired, found.lost = repair_catalog(repo.catalog)
+        repo.catalog, found.repaired, found.lost = repair_catalog(repo.catalog, _names_in_store(repo.folder))
     store = _check_store(repo, depth, repair, rebuild, found)
     with repo.catalog.reading():
         ids, files, snapshots = repo.catalog.ids(), repo.catalog.all_files(), repo.catalog.all_snapshots()

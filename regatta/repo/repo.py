@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from regatta.durable import FileLock
+from regatta.durable import FileLock, make_lock_file
 from regatta.errors import NotFoundError, UsageError
 from regatta.paths import (
     CATALOG,
@@ -29,6 +29,7 @@ from regatta.paths import (
     JOURNAL,
     NO_REPOSITORY_HINT,
     RUNS,
+    STAGING_LOCK,
     STORE,
     VERSION_LOG,
     find_repository,
@@ -67,6 +68,9 @@ class Repo:
 
     def __init__(self, folder: Path, read_only: bool, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.read_only, self.clock = folder, read_only, clock
+        if not read_only:
+            make_lock_file(folder / COMMIT_LOCK)
+            make_lock_file(folder / STAGING_LOCK)
         self.catalog = Catalog(folder / CATALOG, read_only, clock)
         self.files = FileFolder(folder / FILES)
         self._store: ParameterStore | None = None

@@ -7,6 +7,7 @@ such a file, too, with tables of its own.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -23,8 +24,9 @@ from regatta.store.sqlite import sqlite3
 
 VERSION = 1
 BUSY_TIMEOUT_S = 120.0
-RESERVED_BYTES = 2**13
+RESERVED_BYTES = 2**12  # after the file
 FULL_DISK_TIMEOUT_S = 2.0  # to wait until no other process uses the file
+_LOG_OFFSET, _WITH_LOG, _WITHOUT_LOG = 18, b"\x02\x02", b"\x01\x01"  # in the header of the file
 PAGE_BYTES = 1024  # every table and index takes a page: SQLite's 4096 would make a small model a sixth larger
 _DAMAGE = ("no such", "already exists", "decode", "syntax error", "unrecognized token", "malformed", "has no column")
 
@@ -59,6 +61,7 @@ CREATE INDEX IF NOT EXISTS snapshots_by_pack ON snapshots (pack);
 """
 
 
+_MADE = set(re.findall(r"(?:TABLE|INDEX) IF NOT EXISTS (\w+)", _SCHEMA))
 _OPEN: Counter[tuple[int, int]] = Counter()  # the connections of this process that can write, by file
 _OPEN_LOCK = threading.Lock()
 
@@ -96,6 +99,8 @@ class Database:
         self.without_log = False  # whether changes are written without SQLite's log, because the disk is full
         self._open_lock = FileLock(path.with_name(USERS_LOCK), shared=True)  # while any process holds it: no rebuild
         uri = f"file:{quote(os.path.abspath(path))}"
+        if os.path.lexists(path) and not path.is_file():
+            raise self._corrupt(f"There is no {self.what}: a file should be there, and is not.")
         if read_only and not path.exists():
             raise self.missing_index()
         if read_only:  # creates no other file, not even a lock; SQLite could not create a log in a read-only folder
@@ -187,8 +192,21 @@ class Database:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return db
 
+    def _leave_log(self) -> None:
+        """Mark a file that has no log as one that needs none: SQLite would make an empty log to find that out."""
+        if self.path.with_name(f"{self.path.name}-wal").exists() or not self.path.exists():
+            return
+        handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.pread(handle, len(_WITH_LOG), _LOG_OFFSET) == _WITH_LOG:
+                os.pwrite(handle, _WITHOUT_LOG, _LOG_OFFSET)
+        finally:
+            os.close(handle)
+
     def _connect(self, uri: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
         timeout = FULL_DISK_TIMEOUT_S if self.without_log else BUSY_TIMEOUT_S
+        if self.without_log:
+            self._leave_log()
         try:
             db = sqlite3.connect(uri, timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
             try:
@@ -211,9 +229,9 @@ class Database:
         db.execute("INSERT OR IGNORE INTO store VALUES ('format', ?)", (str(VERSION),))
         if self.rebuilding:
             db.execute("INSERT OR IGNORE INTO store VALUES ('rebuilding', '1')")  # until the new index is filled
-        self._check(db)
         for statement in _SCHEMA.split(";") if is_new else ():  # a table that is gone is damage
             db.execute(statement)
+        self._check(db)
         db.execute("COMMIT")
 
     def _configure(self, db: sqlite3.Connection) -> None:
@@ -229,12 +247,16 @@ class Database:
             raise CorruptError(f"The index has format {found}; this version reads {VERSION}.", place=str(self.path))
         if not self.rebuilding and db.execute("SELECT 1 FROM store WHERE key = 'rebuilding'").fetchall():
             raise self.missing_index()
+        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        if lost := sorted(_MADE - there):
+            raise self._corrupt(f"The {self.what} has lost {', '.join(lost)}.")
 
     def missing_index(self) -> CorruptError:
         """The error for pack files without an index: an empty one would make garbage of them."""
-        return CorruptError(
-            f"The {self.what} is missing or empty, but there are pack files.", place=str(self.path), hint=self.remedy
-        )
+        return self._corrupt(f"The {self.what} is missing or empty, but there are pack files.")
+
+    def _corrupt(self, message: str) -> CorruptError:
+        return CorruptError(message, place=str(self.path), hint=self.remedy)
 
     @contextmanager
     def _between(self, begin: str, commit: Callable[[], object] | None = None) -> Iterator[None]:
@@ -278,8 +300,7 @@ class Database:
                 raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> CorruptError:
-        message = f"The {self.what} has content that cannot be read: {error!r:.200}."
-        return CorruptError(message, place=str(self.path), hint=self.remedy)
+        return self._corrupt(f"The {self.what} has content that cannot be read: {error!r:.200}.")
 
     def _run_each(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         with self._lock, self._executing():
@@ -298,6 +319,10 @@ class Database:
                     hint="TensorFlow brings one along: import sqlite3 before tensorflow or keras.",
                 )
             if not any(text in str(error) for text in _DAMAGE):  # such as a full disk: the file itself is not damaged
-                hint = "Make room on the disk. `regatta gc --grace 0` needs none, and frees what no version uses."
-                return DiskError(f"The {self.what} cannot be used: {error}.", place=place, hint=hint)
-        return CorruptError(f"The {self.what} cannot be read: {error}.", place=place, hint=self.remedy)
+                return DiskError(f"The {self.what} cannot be used: {error}.", place=place, hint=self._disk_hint())
+        return self._corrupt(f"The {self.what} cannot be read: {error}.")
+
+    def _disk_hint(self) -> str:
+        if is_nearly_full(self.path.parent):
+            return "Make room on the disk. `regatta gc --grace 0` needs none, and frees what no version uses."
+        return "Check the disk, and who may read and write the file and its folder."

@@ -171,7 +171,7 @@ class PackFolder:
         self._lock = threading.Lock()
 
     def create(self) -> None:
-        for folder in (self.packs, self.tmp, self.quarantine):
+        for folder in (self.packs, self.tmp):
             folder.mkdir(parents=True, exist_ok=True)
         for folder in (self.packs.parent, self.packs.parent.absolute().parent):
             fsync_path(folder)
@@ -202,8 +202,10 @@ class PackFolder:
         target = self.quarantine / f"{pack}.{time.time_ns()}"
         if not self.path(pack).exists():
             return None
+        self.quarantine.mkdir(exist_ok=True)
         os.replace(self.path(pack), target)
         fsync_path(self.quarantine)
+        fsync_path(self.quarantine.parent)
         fsync_path(self.packs)
         return target
 
@@ -254,7 +256,8 @@ class PackFolder:
         """All pack files, whether or not the index lists them."""
         for entry in os.scandir(self.packs):
             if entry.name.endswith(PACK_SUFFIX) and is_id(entry.name.removesuffix(PACK_SUFFIX)):
-                yield entry.name.removesuffix(PACK_SUFFIX), entry.stat(follow_symlinks=False)
+                with contextlib.suppress(FileNotFoundError):  # gc of another process has just deleted it
+                    yield entry.name.removesuffix(PACK_SUFFIX), entry.stat(follow_symlinks=False)
 
     def sweep_tmp(self, before: float) -> int:
         """Delete files that dead writers left unfinished before this time; the number of files."""

@@ -23,8 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from regatta.durable import make_lock_file
 from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError, nearest
-from regatta.paths import INDEX, store_exists, writable_folder
+from regatta.paths import INDEX, MAINTENANCE_LOCK, store_exists, writable_folder
 from regatta.store.commit import NewSnapshot, SnapshotCommit, SnapshotDraft
 from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.dtypes import DType, Words
@@ -77,6 +78,7 @@ class ParameterStore:
         self.folder = PackFolder(path)
         if not read_only:
             self.folder.create()
+            make_lock_file(path / MAINTENANCE_LOCK)
         self.index = Index(path / INDEX, read_only, rebuilding)
         self.source = PackSource(self.folder, None)
         self._pool = ThreadPoolExecutor(threads, "store") if threads > 1 else None

@@ -136,8 +136,8 @@ def test_gc_keeps_weights_if_the_catalog_and_its_log_are_lost(tmp_path: Path) ->
     remove(folder, "versions.log")
     with Repo.open(folder) as repo:
         repo.commit("other", {"w": np.zeros(3)}, git=False)
-        assert any("this is not their catalog" in problem for problem in repo.fsck().problems)
-        with pytest.raises(CorruptError, match="this is not their catalog"):
+        assert any("what named them may be lost" in problem for problem in repo.fsck().problems)
+        with pytest.raises(CorruptError, match="what named them may be lost"):
             repo.gc(grace=0)
         repo.fsck(repair=True)
         assert repo.fsck("deep").clean
@@ -163,7 +163,7 @@ def test_weights_are_kept_if_the_index_is_lost_with_the_catalog_and_its_log(tmp_
             repo.gc(grace=0)
         repo.close_store()
         ParameterStore.rebuild(folder / "store")
-        with pytest.raises(CorruptError, match="this is not their catalog"):
+        with pytest.raises(CorruptError, match="what named them may be lost"):
             repo.gc(grace=0)
         repo.fsck(repair=way == "repair", rebuild_index=way != "repair")
         assert repo.fsck("deep").clean
@@ -180,7 +180,7 @@ def test_doctor_does_not_pass_over_a_lost_catalog(tmp_path: Path) -> None:
     assert [each.state for each in examine(folder) if each.what in ("catalog", "store")] == ["ok", "ok"]
     remove(folder, "catalog.sqlite*")
     remove(folder, "versions.log")
-    assert any(each.state == "error" and "not their catalog" in each.says for each in examine(folder))
+    assert any(each.state == "error" and "what named them may be lost" in each.says for each in examine(folder))
 
 
 def test_a_lost_catalog_comes_back_from_its_log(tmp_path: Path) -> None:

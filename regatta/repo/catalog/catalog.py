@@ -24,7 +24,7 @@ from regatta.repo.catalog.names import REFERENCE_FORMS, possible_meanings
 from regatta.repo.catalog.networks import NetworkRows, canonical_json
 from regatta.repo.catalog.queries import VERSION, Filters
 from regatta.repo.catalog.records import Link, MetricPoint, Records, RunEntry, SnapshotRecord, Tag, Version, Versions
-from regatta.repo.catalog.version_log import Key, LogPosition, VersionLog
+from regatta.repo.catalog.version_log import REMEDY, Key, LogPosition, VersionLog
 from regatta.repo.file_store import FileEntry
 from regatta.store.database import Database
 from regatta.store.sqlite import sqlite3
@@ -117,16 +117,15 @@ class Catalog(Database):
         with self._lock, self.translating():
             return entries.read_entries(self._db)
 
-    def write_log(self, content: dict[Key, Any] | None = None, complete: bool = True) -> None:
+    def write_log(self, content: dict[Key, Any] | None = None, since: float | None = None) -> None:
         """Write a new log without lines that are out of date, as the tables are or with this content.
 
-        If it is not `complete`, gc keeps what older commits stored and no version names.
+        It has all versions `since` then, or since the time of the present log.
         """
         self.check_writable()
         with self._between("BEGIN IMMEDIATE"):
-            old = self.log.read().identity
-            since = self.clock() if not complete else old.content["since"] if old is not None else 0.0
-            self._set_position(self.log.replace(self.read_entries() if content is None else content, since))
+            started = self.log_since() if since is None else since
+            self._set_position(self.log.replace(self.read_entries() if content is None else content, started))
 
     def log_since(self) -> float:
         """The log has all versions whose weights were stored since then."""
@@ -157,11 +156,9 @@ class Catalog(Database):
         content = self.log.read()
         found = content.position()
         if content.identity is None or (position and position.log == found.log and found.bytes < position.bytes):
-            raise CorruptError(
-                "The version log is damaged: it lacks lines that the catalog has.",
-                place=str(self.log.path),
-                hint="`regatta fsck --repair` writes it again from the catalog.",
-            )
+            raise self._wrong_log("is damaged: it lacks lines that the catalog has")
+        if position is not None and not content.follows(position):
+            raise self._wrong_log("is not that of the catalog")
         known = position.lines if position is not None and position.log == found.log else 0
         later = [line for line in content.lines if line.number > known]
         if known and later and later[0].last == later[-1].last:
@@ -171,7 +168,13 @@ class Catalog(Database):
             entries.write_entries(self._db, content.entries())
         if content.size > content.bytes:
             self.log.cut(content.bytes)
+        # If the catalog was lost, what was at the end of the log may be as well. Damaged lines stay for fsck to name.
+        if position is None and not content.damaged:
+            found = self.log.replace(entries.read_entries(self._db), self.clock())
         self._set_position(found)
+
+    def _wrong_log(self, reason: str) -> CorruptError:
+        return CorruptError(f"The version log {reason}.", place=str(self.log.path), hint=REMEDY)
 
     def _commit(self) -> None:
         """Append what the transaction changed to the log, and commit: after that, the change is there for good."""

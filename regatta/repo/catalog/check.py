@@ -1,26 +1,17 @@
-"""Compares a catalog with its version log, and makes either again from the other.
-
-A line of the log has a checksum, so an intact line is right and a row that differs from it is wrong. If lines are
-damaged, what they said is taken from the catalog.
-"""
+"""Compares a catalog with its version log: a line of the log has a checksum, so a row that differs from it is wrong."""
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any
 
-from regatta.durable import exclusive, fsync_path
-from regatta.errors import CorruptError, RegattaError
-from regatta.paths import CATALOG, QUARANTINE, USERS_LOCK
+from regatta.errors import CorruptError
 from regatta.repo.catalog import entries
 from regatta.repo.catalog.catalog import Catalog
 from regatta.repo.catalog.migrations import migrate
-from regatta.repo.catalog.version_log import Entries, Key, LogContent, LogPosition
+from regatta.repo.catalog.version_log import Entries, Key, LogContent
 from regatta.store.sqlite import sqlite3
 
 MAX_NAMED = 20  # differences that are named one by one
@@ -67,65 +58,9 @@ def _compare_with_log(catalog: Catalog, whole: bool) -> list[str]:
     return found
 
 
-def repair_catalog(catalog: Catalog) -> tuple[Catalog, list[str], list[str]]:
-    """The catalog, opened again; what was repaired; and what is lost. No other process may have the catalog open."""
-    repaired, lost = [], []
-    content, known = catalog.log.read(), _readable_entries(catalog)
-    position = _readable_position(catalog)
-    intact = content.identity is not None and not content.damaged and content.bytes == content.size
-    if not intact or position != content.position():
-        wanted = content.entries() if known is None else _merged(content, known, position)
-        if known is None:
-            lost = [
-                f"Line {number} of the version log, which the catalog cannot replace." for number in content.damaged
-            ]
-        catalog.write_log(wanted, complete=not lost)
-        repaired.append(f"The version log was written again, with {_count(wanted)}.")
-    else:
-        wanted = content.entries()
-    path, clock = catalog.path, catalog.clock
-    if known != wanted or catalog_problems(catalog, whole=True):
-        catalog.close()
-        aside = put_aside(path)
-        catalog = Catalog(path, clock=clock)
-        repaired.append(
-            f"The catalog was made again from the version log, with {_count(wanted)}; the old one is {aside}."
-        )
-    return catalog, repaired, lost
-
-
-def put_aside(path: Path) -> Path:
-    """Move a catalog to quarantine/, so that the next one to open it makes a new one from the log."""
-    folder = path.parent
-    with exclusive(folder / USERS_LOCK, "rebuilding the catalog", wait=False):
-        (folder / QUARANTINE).mkdir(exist_ok=True)
-        stamp = time.time_ns()
-        for file in sorted(folder.glob(f"{CATALOG}*"), reverse=True):  # the log of SQLite before the file itself
-            os.replace(file, folder / QUARANTINE / f"{file.name}.{stamp}")
-        fsync_path(folder / QUARANTINE)
-        fsync_path(folder)
-    return folder / QUARANTINE / f"{CATALOG}.{stamp}"
-
-
 def _damage(content: LogContent) -> list[str]:
     found = [f"Version log: line {number} is damaged." for number in content.damaged]
     return [*found, *(["Version log: its first line is damaged."] if content.identity is None else [])]
-
-
-def _merged(content: LogContent, known: Entries, position: LogPosition | None) -> Entries:
-    """What the log says, unless a line that is damaged or gone may have said otherwise: then what the catalog holds."""
-    there = content.position()
-    is_cut = position is not None and position.log == there.log and position.bytes > there.bytes
-    if content.identity is None or is_cut:
-        return dict(known)
-    unsure = max(content.damaged, default=0)
-    found = dict(known) if unsure else {}
-    for key, line in content.last_lines().items():
-        if line.number > unsure:
-            found.pop(key, None)
-            if line.content is not None:
-                found[key] = line.content
-    return found
 
 
 def _differences(wanted: Entries, known: Entries) -> Iterator[str]:
@@ -175,20 +110,6 @@ def _search_problems(catalog: Catalog) -> list[str]:
     return []
 
 
-def _readable_entries(catalog: Catalog) -> Entries | None:
-    try:
-        return catalog.read_entries()
-    except RegattaError:
-        return None
-
-
-def _readable_position(catalog: Catalog) -> LogPosition | None:
-    try:
-        return catalog.log_position()
-    except RegattaError:
-        return None
-
-
 def _named(key: Key, content: Any) -> str:
     kind, ident = key
     if kind == entries.VERSION and isinstance(content, dict):
@@ -199,7 +120,3 @@ def _named(key: Key, content: Any) -> str:
 def _shortened(sentences: list[str]) -> list[str]:
     more = len(sentences) - MAX_NAMED
     return [*sentences[:MAX_NAMED], *([f"Catalog: {more} more differences from the version log."] if more > 0 else [])]
-
-
-def _count(wanted: Entries) -> str:
-    return f"{sum(kind == entries.VERSION for kind, _ in wanted)} versions"

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -25,9 +26,11 @@ from regatta.repo.catalog.networks import canonical_json
 
 Key: TypeAlias = tuple[str, str]  # kind and id
 Entries: TypeAlias = dict[Key, Any]  # what a catalog holds, as JSON values
+REMEDY = "`regatta fsck --repair` writes it again, from the catalog if that can be read."
 IDENTITY, FORMAT = "log", 1
 _DIGITS = 32  # of a checksum
-RESERVED_BYTES = 2**13  # for the next lines, which must be written on a full disk as well: those of a deletion
+# For the next lines, which must be written on a full disk as well: those of a deletion, even of all versions at once.
+RESERVED_BYTES, RESERVED_SHARE = 2**12, 0.5
 
 
 class LogPosition(NamedTuple):
@@ -71,6 +74,11 @@ class LogContent:
     def identity(self) -> LogLine | None:
         return self.lines[0] if self.lines and self.lines[0].kind == IDENTITY else None
 
+    def follows(self, position: LogPosition) -> bool:
+        """Whether a catalog at this position has a part of this log, or of the one that this log has replaced."""
+        identity = self.identity
+        return identity is not None and position.log in (identity.id, identity.content.get("replaces"))
+
     def position(self) -> LogPosition:
         return LogPosition(self.identity.id if self.identity else "", self.count, self.bytes)
 
@@ -89,25 +97,17 @@ class VersionLog:
         self.path = path
 
     def size(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise CorruptError(f"The version log cannot be read: {error.strerror}.", place=str(self.path)) from error
+        with self._reading():
+            return self.path.stat().st_size if self._is_there() else 0
 
     def read(self) -> LogContent:
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            raise CorruptError(f"The version log cannot be read: {error.strerror}.", place=str(self.path)) from error
+        with self._reading():
+            data = self.path.read_bytes() if self._is_there() else b""
         return parse_log(data, str(self.path))
 
     def identity(self) -> str | None:
         """The id of the log, from its first line; None if that line is damaged."""
-        with self.path.open("rb") as file:
+        with self._reading(), self.path.open("rb") as file:
             line = _parse(file.readline(4096).removesuffix(b"\n"), str(self.path))
         return line.id if line is not None and line.kind == IDENTITY else None
 
@@ -121,7 +121,7 @@ class VersionLog:
             while left:
                 left = left[os.write(handle, left) :]
             fsync_file(handle)
-            reserve(handle, RESERVED_BYTES)
+            _reserve(handle, at.bytes + len(data))
         except OSError as error:
             raise DiskError(f"The version log cannot be written: {error.strerror}.", place=str(self.path)) from error
         finally:
@@ -130,12 +130,14 @@ class VersionLog:
 
     def replace(self, entries: Entries, since: float) -> LogPosition:
         """Replace the log by one with these entries alone. Names of snapshots from before `since` may be missing."""
-        ident = secrets.token_hex(8)
-        changes = {(IDENTITY, ident): {"format": FORMAT, "since": since}, **entries}
+        ident, old = secrets.token_hex(8), self.identity() if self.size() else None
+        changes = {(IDENTITY, ident): {"format": FORMAT, "since": since, "replaces": old}, **entries}
         data = _transaction(changes, 0)
         try:
-            with replacing(self.path) as written:
-                written.write_bytes(data)
+            with replacing(self.path) as written, written.open("wb") as file:
+                file.write(data)
+                file.flush()
+                _reserve(file.fileno(), len(data))
         except OSError as error:
             raise DiskError(f"The version log cannot be written: {error.strerror}.", place=str(self.path)) from error
         return LogPosition(ident, len(changes), len(data))
@@ -144,6 +146,26 @@ class VersionLog:
         """Remove what a transaction left that did not end."""
         os.truncate(self.path, size)
         fsync_path(self.path)
+
+    def _is_there(self) -> bool:
+        if os.path.lexists(self.path) and not self.path.is_file():
+            raise CorruptError(
+                "There is no version log: a file should be there, and is not.", place=str(self.path), hint=REMEDY
+            )
+        return self.path.exists()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CorruptError(
+                f"The version log cannot be read: {error.strerror}.", place=str(self.path), hint=REMEDY
+            ) from error
+
+
+def _reserve(file: int, size: int) -> None:
+    reserve(file, max(RESERVED_BYTES, int(RESERVED_SHARE * size)))
 
 
 def parse_log(data: bytes, place: str) -> LogContent:

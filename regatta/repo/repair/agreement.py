@@ -13,14 +13,16 @@ from regatta.repo.repo import Repo
 from regatta.repo.snapshots import state_file
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.index import LOCAL
+from regatta.store.maintenance.index_check import index_problems
 from regatta.store.maintenance.rebuild_index import RECOVERED
 from regatta.store.states.archive_run import kept_states
 from regatta.store.states.state_archive import reference_of, series_of
 
 CLOCK_STEP_S = 1.0  # the times of files are a little behind the clock
 LOST_CATALOG = (
-    "The store has weights of {} snapshots of versions from before this catalog began: this is not their catalog."
+    "The store has weights of {} snapshots of versions from before this catalog began: what named them may be lost."
 )
+UNNAMED_STATE = "Snapshot {}: the index has lost the name {} of the state that it holds."
 UNLISTED_PACK = "Pack {}: the index does not list it, but it holds {}."
 
 
@@ -34,9 +36,10 @@ def disagreements(repo: Repo) -> list[str]:
     missing = packs - {pack for pack, _ in repo.store.folder.present()}
     found += [f"Pack {pack}: the index lists it, but the file is missing." for pack in sorted(missing)]
     found += [UNLISTED_PACK.format(*each) for each in needed_packs(repo)]
+    found += [UNNAMED_STATE.format(*each) for each in unnamed_states(repo)]
     if names := lost_names(repo):
         found.append(LOST_CATALOG.format(len(names)))
-    return found
+    return found + index_problems(repo.store)
 
 
 def unknown_snapshots(repo: Repo) -> Iterator[tuple[str, int, str]]:
@@ -85,15 +88,29 @@ def needed_packs(repo: Repo) -> list[tuple[str, str]]:
     return sorted(found.items())
 
 
+def unnamed_states(repo: Repo) -> list[tuple[str, str]]:
+    """Snapshots without a name that hold a state which a version misses, each with one of its names.
+
+    A run may miss states that were released on purpose, as by an archive that drops bits.
+    """
+    store = repo.store
+    without = set(store.snapshots()) - set(store.references().values())
+    digests = {snapshot: digest for snapshot in without if (digest := _digest_of_state(repo, snapshot)) is not None}
+    missing = _states_missed_by_versions(repo) if digests else {}
+    return [(snapshot, min(missing[digest])) for snapshot, digest in sorted(digests.items()) if digest in missing]
+
+
+def _digest_of_state(repo: Repo, snapshot: str) -> str | None:
+    """The hash of the state file that a snapshot was made of; None if it is not a state or cannot be read."""
+    try:
+        return repo.store.manifest(snapshot).metadata.get("hash")
+    except RegattaError:
+        return None
+
+
 def missing_states(repo: Repo) -> dict[str, set[str]]:
     """The states that are neither files nor named in the store: their names by the hash of their file."""
-    names = repo.store.references()
-    found: dict[str, set[str]] = {}
-    for version, snapshot in repo.catalog.all_snapshots():
-        if snapshot.digest is None or snapshot.reference in names:
-            continue
-        if state_file(repo, repo.catalog.of_id(version), snapshot) is None:
-            found.setdefault(snapshot.digest, set()).add(snapshot.reference)
+    names, found = repo.store.references(), _states_missed_by_versions(repo)
     for journal in find_journals(repo.folder / RUNS):
         series = series_of(journal.parent)
         try:
@@ -104,6 +121,17 @@ def missing_states(repo: Repo) -> dict[str, set[str]]:
             name = reference_of(str(series), state.config, state.path)
             if name not in names and not state.path.exists():
                 found.setdefault(state.hash, set()).add(name)
+    return found
+
+
+def _states_missed_by_versions(repo: Repo) -> dict[str, set[str]]:
+    names = repo.store.references()
+    found: dict[str, set[str]] = {}
+    for version, snapshot in repo.catalog.all_snapshots():
+        if snapshot.digest is None or snapshot.reference in names:
+            continue
+        if state_file(repo, repo.catalog.of_id(version), snapshot) is None:
+            found.setdefault(snapshot.digest, set()).add(snapshot.reference)
     return found
 
 

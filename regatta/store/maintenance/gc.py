@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regatta.durable import FULL, exclusive
-from regatta.errors import UsageError
+from regatta.errors import CorruptError, UsageError
 from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.format.pack_file import EMPTY_BYTES
 from regatta.store.index import LOCAL
+from regatta.store.maintenance.index_check import index_problems
 from regatta.store.maintenance.rewrite import copy_out, swap
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def collect(store: ParameterStore, grace: float, wait: bool) -> StoreGcResult:
     if grace < 0:
         raise UsageError(f"The grace period is {grace} seconds; it cannot be negative.")
     with exclusive(store.path / MAINTENANCE_LOCK, "gc", wait):
+        _check_index(store)
         now = store.clock()
         with store.index.transaction():
             snapshots, tensors = store.index.drop_unneeded(now, grace)
@@ -49,6 +51,17 @@ def collect(store: ParameterStore, grace: float, wait: bool) -> StoreGcResult:
         copied = _compact(store)
         second = _sweep(store, store.clock() - grace) if copied else (0, 0)
     return StoreGcResult(snapshots, tensors, first[0] + second[0], copied, first[1] + second[1])
+
+
+def _check_index(store: ParameterStore) -> None:
+    """Refuse to delete anything that only the index does not need."""
+    if found := index_problems(store):
+        more = f" And {len(found) - 1} more." if len(found) > 1 else ""
+        raise CorruptError(
+            f"Nothing was deleted, because the index is damaged. {found[0]}{more}",
+            place=str(store.index.path),
+            hint=store.index.remedy,
+        )
 
 
 def preview(store: ParameterStore, released: Iterable[str], grace: float) -> StoreGcResult:

@@ -76,7 +76,7 @@ def _rows(index: Path, query: str) -> list[tuple[Any, ...]]:
 def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> RebuildResult:
     """Enter everything that was found into the new index, in one transaction."""
     index, now = store.index, store.clock()
-    chosen, manifests = _choose(store, census), _manifests(store, census)
+    chosen, manifests = choose_copies(store, census), readable_manifests(store, census)
     names = {name: snapshot for name, snapshot in names.items() if snapshot in manifests}
     names |= {f"{RECOVERED}{snapshot}": snapshot for snapshot in manifests.keys() - set(names.values())}
     with index.transaction():
@@ -93,7 +93,7 @@ def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> R
     return RebuildResult(len(census.sizes), len(chosen), len(manifests), len(names), tuple(census.unreadable))
 
 
-def _choose(store: ParameterStore, census: PackCensus) -> dict[str, StoredTensor]:
+def choose_copies(store: ParameterStore, census: PackCensus) -> dict[str, StoredTensor]:
     """One stored copy of each tensor: first those without a base, then deltas to chosen tensors, so no cycles."""
     versions = {tensor: list(census.versions(store, tensor)) for tensor in census.tensors}
     chosen: dict[str, StoredTensor] = {}
@@ -122,7 +122,7 @@ def _fits(version: StoredTensor, chosen: dict[str, StoredTensor]) -> bool:
     return True
 
 
-def _manifests(store: ParameterStore, census: PackCensus) -> dict[str, tuple[ManifestRecord, str, list[str]]]:
+def readable_manifests(store: ParameterStore, census: PackCensus) -> dict[str, tuple[ManifestRecord, str, list[str]]]:
     """An intact manifest of each snapshot that has one: its record, its pack and its tensors."""
     found = {}
     for snapshot, places in census.manifests.items():
