@@ -13,7 +13,8 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -61,6 +62,26 @@ def replacing(path: Path, *, durable: bool = True, durable_name: bool = True) ->
         written.unlink(missing_ok=True)
     if durable_name:
         fsync_path(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or a folder, and force the names in both folders to the disk."""
+    os.replace(source, target)
+    for folder in dict.fromkeys((target.parent, source.parent)):
+        fsync_path(folder)
+
+
+def put_aside(files: Iterable[Path], quarantine: Path) -> list[Path]:
+    """Move files, in this order, into a folder that is made if it is missing; their new names end with the time."""
+    quarantine.mkdir(exist_ok=True)
+    stamp, moved, sources = time.time_ns(), list[Path](), set[Path]()
+    for path in files:
+        moved.append(quarantine / f"{path.name}.{stamp}")
+        os.replace(path, moved[-1])
+        sources.add(path.parent)
+    for folder in (quarantine, *sorted({quarantine.parent, *sources})):
+        fsync_path(folder)
+    return moved
 
 
 def checked_json(content: dict[str, Any]) -> str:

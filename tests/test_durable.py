@@ -17,7 +17,9 @@ from regatta.durable import (
     fsync_path,
     is_locked,
     lock_file,
+    move,
     parse_checked_json,
+    put_aside,
     replacing,
     temporary_name,
 )
@@ -40,6 +42,29 @@ def record_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "replace", note_replace)
     return steps
+
+
+def test_a_moved_folder_is_durable_in_both_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (tmp_path / "runs" / "a", tmp_path / "deleted"):
+        place.mkdir(parents=True)
+    steps = record_steps(monkeypatch)
+    move(tmp_path / "runs" / "a", tmp_path / "deleted" / "run")
+    move(tmp_path / "deleted" / "run", tmp_path / "deleted" / "renamed")
+    assert steps == ["rename", "folder", "folder", "rename", "folder"]
+    assert (tmp_path / "deleted" / "renamed").is_dir() and not (tmp_path / "runs" / "a").exists()
+
+
+def test_files_that_are_put_aside_keep_their_content_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / "packs" / name for name in ("b", "a")]
+    files[0].parent.mkdir()
+    for path in files:
+        path.write_text(path.name)
+    steps = record_steps(monkeypatch)
+    moved = put_aside(files, tmp_path / "quarantine")
+    assert [path.name.split(".")[0] for path in moved] == ["b", "a"] == [path.read_text() for path in moved]
+    assert steps == ["rename", "rename", "folder", "folder", "folder"]
+    assert not any(path.exists() for path in files)
+    assert put_aside([], tmp_path / "quarantine") == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     packs/<BLAKE3 of the file>.pack     complete and durable, never changed
     tmp/<process>-<random>.pack         being written; locked as long as its writer lives
-    quarantine/<pack>.<time>            moved aside by fsck
+    quarantine/<pack>.pack.<time>       moved aside by fsck
 
 A pack file gets its name, and loses it, only inside a transaction of the index. So no process can remove a file after
 another has found it and before that one relies on it.
@@ -16,7 +16,6 @@ import os
 import secrets
 import stat
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from regatta.durable import fsync_file, fsync_path, lock_file
+from regatta.durable import fsync_file, fsync_path, lock_file, put_aside
 from regatta.errors import CorruptError
 from regatta.paths import PACK_SUFFIX, PACKS, QUARANTINE, TMP
 from regatta.store.format.pack_file import (
@@ -199,15 +198,7 @@ class PackFolder:
     def put_aside(self, pack: str) -> Path | None:
         """Move a bad pack file, if it exists, to quarantine. Only inside a transaction of the index."""
         self.forget(pack)
-        target = self.quarantine / f"{pack}.{time.time_ns()}"
-        if not self.path(pack).exists():
-            return None
-        self.quarantine.mkdir(exist_ok=True)
-        os.replace(self.path(pack), target)
-        fsync_path(self.quarantine)
-        fsync_path(self.quarantine.parent)
-        fsync_path(self.packs)
-        return target
+        return put_aside([self.path(pack)], self.quarantine)[0] if self.path(pack).exists() else None
 
     def forget(self, pack: str) -> None:
         """Drop the mapping of a pack file, so that the next access opens it again."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from regatta.durable import fsync_path
+from regatta.durable import fsync_path, move
 from regatta.errors import ConflictError, CorruptError, DiskError
 from regatta.journal.run_record import RunRecord
 from regatta.paths import (
@@ -76,8 +76,7 @@ def back_up(repo: Repo, target: Path) -> BackupResult:
         with pinned(repo) as found:
             _copy(repo, found, written)
         result = _checked(written, len(found.runs))
-        os.replace(written, final)
-        fsync_path(final.parent)
+        move(written, final)
     except OSError as error:
         raise DiskError(
             f"The copy cannot be written: {error.strerror or error}.", place=str(error.filename or final)

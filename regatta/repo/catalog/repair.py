@@ -1,19 +1,19 @@
 """Makes a catalog again from its version log, and the log from the catalog.
 
 A line of the log has a checksum, so an intact line is right and a row that differs from it is wrong. If lines are
-damaged, what they said is taken from the catalog. A catalog and a log that do not belong together, as after one of them
-was restored from a copy, are told apart by what the parameter store has. What is replaced is kept in quarantine/.
+damaged, what they said is taken from the catalog. If one of the two was restored from a copy, they do not belong
+together. Then the one that fits the parameter store is right. What is replaced is kept in quarantine/.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from regatta import durable
 from regatta.durable import exclusive, fsync_path
 from regatta.errors import CorruptError, NewerVersionError, RegattaError
 from regatta.paths import CATALOG, QUARANTINE, USERS_LOCK, VERSION_LOG
@@ -93,14 +93,9 @@ def make_again(folder: Path, stored: Collection[str]) -> tuple[list[str], list[s
 def put_aside(folder: Path, name: str) -> Path | None:
     """Move a file, or what is in its place, to quarantine/ with the files of SQLite beside it; its new path."""
     with exclusive(folder / USERS_LOCK, "rebuilding the catalog", wait=False):
-        (folder / QUARANTINE).mkdir(exist_ok=True)
-        stamp = time.time_ns()
-        found = sorted((path.name for path in folder.glob(f"{name}*")), reverse=True)  # the file itself at last
-        for each in found:
-            os.replace(folder / each, folder / QUARANTINE / f"{each}.{stamp}")
-        fsync_path(folder / QUARANTINE)
-        fsync_path(folder)
-    return folder / QUARANTINE / f"{name}.{stamp}" if name in found else None
+        found = sorted(folder.glob(f"{name}*"), reverse=True)  # the file itself at last
+        moved = durable.put_aside(found, folder / QUARANTINE)
+    return moved[-1] if folder / name in found else None
 
 
 def keep_copy(path: Path) -> None:

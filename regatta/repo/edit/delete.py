@@ -6,7 +6,6 @@ store their names; gc frees the weights and files that nothing else uses. The fo
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from regatta.durable import fsync_path
+from regatta.durable import fsync_path, move
 from regatta.errors import ConflictError, DiskError, NotFoundError, UsageError, nearest
 from regatta.journal.lock import run_lock
 from regatta.journal.run_record import find_journals
@@ -124,10 +123,9 @@ def _delete(repo: Repo, plan: DeletePlan) -> DeleteResult:
     if plan.run_folder is not None:
         if record is None:
             shutil.rmtree(plan.run_folder)
+            fsync_path(repo.folder / RUNS)
         else:
-            os.replace(plan.run_folder, record / DELETED_RUN)
-            fsync_path(record)
-        fsync_path(repo.folder / RUNS)
+            move(plan.run_folder, record / DELETED_RUN)
     return DeleteResult(plan.versions, plan.run_name, None if record is None else record.name)
 
 

@@ -6,11 +6,10 @@ in the journal has the new name. Each step may be repeated, so an interrupted re
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
-from regatta.durable import fsync_path
+from regatta.durable import move
 from regatta.errors import ConflictError, NotFoundError, nearest
 from regatta.journal.journal_file import Journal
 from regatta.journal.lock import run_lock
@@ -58,8 +57,7 @@ def rename_run(repo: Repo, old: str, new: str) -> int:
                 with Journal(folder / JOURNAL) as journal:
                     journal.append("rename", name=new)
             if not is_moved:
-                os.replace(folder, target)
-                fsync_path(target.parent)
+                move(folder, target)
     return renamed
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 
-from regatta.durable import fsync_path
+from regatta.durable import move
 from regatta.errors import ConflictError, NotFoundError
 from regatta.paths import RUNS, state_path
 from regatta.repo.catalog.catalog import NewVersion
@@ -100,8 +99,7 @@ def _put_back_run(repo: Repo, deletion: Deletion) -> None:
     source = deleted_run_folder(repo, deletion)
     if source.exists() and deletion.run_name is not None:
         (repo.folder / RUNS).mkdir(exist_ok=True)
-        os.replace(source, repo.folder / RUNS / deletion.run_name)
-        fsync_path(repo.folder / RUNS)
+        move(source, repo.folder / RUNS / deletion.run_name)
 
 
 def _put_back_versions(repo: Repo, deletion: Deletion) -> tuple[str, ...]:

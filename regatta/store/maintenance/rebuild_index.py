@@ -7,14 +7,12 @@ marked, so that a rebuild that was killed has to be repeated.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regatta.durable import exclusive, fsync_path
+from regatta.durable import exclusive, put_aside
 from regatta.errors import CorruptError, NotFoundError, RegattaError
 from regatta.paths import INDEX, PACKS, QUARANTINE, USERS_LOCK
 from regatta.store.format.pack_file import ManifestRecord
@@ -49,12 +47,7 @@ def rebuild(path: Path, reopen: Callable[[str | None], ParameterStore]) -> Rebui
         rows = _rows(path / INDEX, "SELECT name, lower(hex(snapshot)) FROM names")
         names = {name: snapshot for name, snapshot in rows if why_not_name(name) is None and is_id(snapshot)}
         remotes = _rows(path / INDEX, "SELECT value FROM store WHERE key = 'remote'")
-        (path / QUARANTINE).mkdir(exist_ok=True)
-        stamp = time.time_ns()
-        for file in path.glob(f"{INDEX}*"):
-            os.replace(file, path / QUARANTINE / f"{file.name}.{stamp}")
-        fsync_path(path / QUARANTINE)
-        fsync_path(path)
+        put_aside(sorted(path.glob(f"{INDEX}*"), reverse=True), path / QUARANTINE)  # the file itself at last
     with reopen(remotes[0][0] if remotes else None) as store:
         return _fill(store, take_census(store, remote=True), names)
 

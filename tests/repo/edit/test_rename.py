@@ -94,6 +94,11 @@ def test_an_interrupted_rename_can_be_finished(project: Path, monkeypatch: pytes
         assert repo.fsck().clean and len(repo.versions(run="straight")) == 4
 
 
+def dies_after_moving(source: Path, target: Path) -> None:
+    source.rename(target)
+    raise KeyboardInterrupt
+
+
 def test_a_rename_that_died_after_moving_the_folder_loses_nothing(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,9 +107,10 @@ def test_a_rename_that_died_after_moving_the_folder_loses_nothing(
         before = {each.id: repr(repo.load(each)) for each in repo.versions("lines-halted/*") if each.snapshots}
         assert before
         with monkeypatch.context() as patch:
-            patch.setattr("regatta.repo.edit.rename.fsync_path", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr("regatta.repo.edit.rename.move", dies_after_moving)
             with pytest.raises(KeyboardInterrupt):
                 repo.rename_run("lines-halted", "bent")
+        assert (repo.folder / RUNS / "bent").is_dir()
         assert {each.id: repr(repo.load(each)) for each in repo.versions("lines-halted/*") if each.snapshots} == before
         found = repo.fsck("deep", repair=True)
         assert found.clean and not found.repaired
