@@ -20,7 +20,8 @@ _MOVED_MODULES = {
     "regatta.network.match": "regatta.network.align",
     "regatta.network.reading": "regatta.network.json_form",
     "regatta.network.to_torch": "regatta.network.torch.to_torch",
-    "regatta.pack.optimizers": "regatta.pack.cuda_graphs.optimizers",
+    "regatta.pack.cuda_graphs.optimizers": "regatta.frameworks.torch.capturable",
+    "regatta.pack.optimizers": "regatta.frameworks.torch.capturable",
     "regatta.repo.records": "regatta.repo.catalog.records",
 }
 _RENAMED_CLASSES = {

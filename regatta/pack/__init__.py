@@ -27,7 +27,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regatta.pack.cuda_graphs.optimizers import capturable
+    from regatta.frameworks.torch.capturable import capturable
     from regatta.pack.member import Member
     from regatta.pack.pack import Pack
     from regatta.pack.rates import Rates
@@ -38,7 +38,7 @@ _MODULES = {
     "Member": "regatta.pack.member",
     "Pack": "regatta.pack.pack",
     "Rates": "regatta.pack.rates",
-    "capturable": "regatta.pack.cuda_graphs.optimizers",
+    "capturable": "regatta.frameworks.torch.capturable",
 }
 
 

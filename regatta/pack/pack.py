@@ -14,10 +14,10 @@ import torch
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
 from regatta.frameworks.settings import KeptSettings
+from regatta.frameworks.torch.capturable import capturable
 from regatta.frameworks.torch.settings import settings
 from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.cuda_graphs.graph_tier import GraphTier
-from regatta.pack.cuda_graphs.optimizers import capturable
 from regatta.pack.device_data import DeviceData
 from regatta.pack.loop_tier import LoopTier
 from regatta.pack.member import Amount, Figures, Indices, Member, Order, Work

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from regatta.frameworks.torch.capturable import host_counters
 from regatta.pack.cuda_graphs.capture import CudaGraphs, Replay
-from regatta.pack.cuda_graphs.optimizers import host_counters
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.fingerprint import first_hook, structure
 from regatta.pack.member import Indices, Member

@@ -18,6 +18,7 @@ from regatta.journal.unpickle import unpickle
         ("regatta.network.match", "align", network.align),
         ("regatta.network.reading", "to_json", network.to_json),
         ("regatta.network.to_torch", "to_torch", network.to_torch),
+        ("regatta.pack.cuda_graphs.optimizers", "capturable", pack.capturable),
         ("regatta.pack.optimizers", "capturable", pack.capturable),
         ("regatta.repo.records", "Version", repo.Version),
     ],

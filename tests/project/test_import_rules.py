@@ -106,6 +106,8 @@ def _wrong(module: str, statement: Import) -> Iterator[str]:
         yield f"{name} is above it"
     if under(module, ("regatta.store",)) and under(name, ("regatta.frameworks",)):
         yield f"{name} is above it"
+    if under(module, ("regatta.frameworks",)) and under(name, ("regatta.pack",)):
+        yield f"{name} is above it"
     if under(module, ("regatta.journal",)) and under(name, ("regatta.repo",)):
         yield f"{name} is above it"
     if under(name, ("regatta.plan.papers",)) and not under(module, MAY_USE_PAPERS):
@@ -183,6 +185,7 @@ def test_nothing_below_the_command_line_opens_files_in_plan(root: Path) -> None:
         ("regatta.search.x", "def f():\n    import regatta.cli.ui", "regatta.cli.ui is above it"),
         ("regatta.store.x", "from regatta.engine.replay import replay", "is above it"),
         ("regatta.store.x", "from regatta.frameworks import arrays", "is above it"),
+        ("regatta.frameworks.torch.x", "def f():\n    from regatta.pack import capturable", "is above it"),
         ("regatta.repo.x", "def f():\n    from regatta.engine.archiver import Archiver", "is above it"),
         ("regatta.sinks.x", "import regatta.engine.messages", "is above it"),
         ("regatta.journal.x", "from regatta.repo import Repo", "regatta.repo.Repo is above it"),

@@ -49,7 +49,7 @@ def assemble(built: Any, device: str) -> TorchTrainee:
     _check_parts(model, optimizer)
     trainee = TorchTrainee(model.to(device), optimizer, _schedules(schedule), device)
     if device.startswith("cuda") and optimizer is not None:
-        from regatta.pack.cuda_graphs.optimizers import capturable
+        from regatta.frameworks.torch.capturable import capturable
 
         capturable(optimizer, "step" in trainee.schedules)  # so that it rounds the same way in a pack or not
     return trainee

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from regatta.frameworks.torch.capturable import why_not_capturable
 from regatta.pack.cuda_graphs.capture import CudaGraphs
-from regatta.pack.cuda_graphs.optimizers import why_not_capturable
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.fingerprint import first_hook
 from regatta.pack.member import Indices, Member
