@@ -69,6 +69,8 @@ def fish_completes(words: list[str], project: Path) -> list[str]:
         (["regatta", "list", "--run", "digits-2"], {"digits-2"}),
         (["regatta", "desc", "res"], {"resnet"}),
         (["regatta", "checkout", ""], {"resnet", "mlp", "best"}),
+        (["regatta", "delete", ""], {"resnet", "mlp", "best", "digits-1", "digits-2"}),
+        (["regatta", "rename", "dig"], {"digits-1", "digits-2"}),
         (["regatta", "show", "digits-1", ""], set(FakeRun(configs=2).record().configs)),
     ],
 )

@@ -35,12 +35,14 @@ PREAMBLE = {
 _regatta_runs() {{ compgen -W "$(_regatta_run_names)" -- "$1"; }}
 _regatta_configs() {{ compgen -W "$(_regatta_config_names "${{COMP_WORDS[@]}}")" -- "$1"; }}
 _regatta_versions() {{ compgen -W "$({VERSIONS})" -- "$1"; }}
+_regatta_names() {{ _regatta_versions "$1"; _regatta_runs "$1"; }}
 complete -o filenames -F _shtab_regatta dlv
 """,
     "zsh": f"""{RUNS}
 _regatta_runs() {{ compadd -- ${{(f)"$(_regatta_run_names)"}} }}
 _regatta_configs() {{ compadd -- ${{(f)"$(_regatta_config_names $words)"}} }}
 _regatta_versions() {{ compadd -- ${{(f)"$({VERSIONS})"}} }}
+_regatta_names() {{ _regatta_versions; _regatta_runs }}
 """,
     "fish": f"""
 function _regatta_runs_folder
@@ -61,9 +63,13 @@ end
 function _regatta_versions
   {VERSIONS}
 end
+function _regatta_names
+  _regatta_versions; _regatta_runs
+end
 complete -c dlv -w regatta
 """,
 }
+RUN_OR_VERSION = (("delete", "names"), ("rename", "name"))  # arguments that name a run or versions
 NAME, HELP = "completion", "print a completion script for your shell"
 DESCRIPTION = "Print a script that completes commands, options and names in a shell. To install it: " + "; ".join(
     f"{shell}: {line}" for shell, line in INSTALL.items()
@@ -95,8 +101,10 @@ def completion_script(shell: str) -> str:
         "PATH": shtab.FILE,
         "FOLDER": shtab.DIRECTORY,
     }
-    for action in (action for verb in verbs.values() for action in verb._actions):
-        if action.metavar in by_metavar:
+    for name, action in ((name, action) for name, verb in verbs.items() for action in verb._actions):
+        if (name, action.dest) in RUN_OR_VERSION:
+            action.complete = _function("_regatta_names")  # type: ignore[attr-defined]
+        elif action.metavar in by_metavar:
             action.complete = by_metavar[action.metavar]  # type: ignore[attr-defined]
     return shtab.complete(parser, shell, preamble=PREAMBLE[shell])
 
