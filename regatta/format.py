@@ -9,7 +9,7 @@ from typing import Any
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_A_NUMBER = "×"
-MAX_PARTS, MAX_TEXT = 3, 200  # parts of a tuple, and characters, that an error shows of a value
+MAX_PARTS, MAX_TEXT_CHARACTERS = 3, 200  # parts of a tuple, and characters, that an error shows of a value
 
 
 def seconds(value: float) -> str:
@@ -70,7 +70,7 @@ def brief(value: object) -> str:
         more = [f"{len(value) - MAX_PARTS} more"] if len(value) > MAX_PARTS else []
         return f"{type_name(value)} of {', '.join([*some, *more])}"
     text = repr(value)
-    return text if len(text) <= MAX_TEXT and "\n" not in text else type_name(value)
+    return text if len(text) <= MAX_TEXT_CHARACTERS and "\n" not in text else type_name(value)
 
 
 def share(part: float, whole: float) -> str:

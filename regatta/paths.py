@@ -60,7 +60,7 @@ QUARANTINE = "quarantine"
 
 # Below a run, whose folder has its name.
 RUN_NAME = re.compile(r"\w[\w.-]*")
-MAX_RUN_NAME = 200  # bytes, of new runs: most file systems take names of 255
+MAX_RUN_NAME_BYTES = 200  # of new runs: most file systems take names of 255
 JOURNAL = "journal.jsonl"
 SWEEP = "sweep.pkl"
 CODE = "code.json"  # of the modules that a run needs; see engine/module_code.py
@@ -116,8 +116,10 @@ def check_run_name(name: object) -> str:
     """The name of a new run, which becomes that of its folder."""
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
         raise UsageError(f"A run cannot be named {name!r:.100}; use letters, digits, '.', '-' and '_'.")
-    if (size := len(os.fsencode(name))) > MAX_RUN_NAME:
-        raise UsageError(f"A run cannot be named {name:.20}...: that is {size} bytes; {MAX_RUN_NAME} are possible.")
+    if (size := len(os.fsencode(name))) > MAX_RUN_NAME_BYTES:
+        raise UsageError(
+            f"A run cannot be named {name:.20}...: that is {size} bytes; {MAX_RUN_NAME_BYTES} are possible."
+        )
     return name
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lark import Lark, Token
     from lark.tree import Meta
 
-MAX_TEXT = 100_000  # characters
+MAX_TEXT_CHARACTERS = 100_000
 MAX_DEPTH = 100  # of brackets, and of the tree
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _MAX_INTEGER = 2**63 - 1
@@ -117,8 +117,8 @@ def _parser() -> Lark:
 def _check_text(text: str) -> None:
     if not isinstance(text, str):
         raise UsageError(f"A query is a text, not {type(text).__name__}.")
-    if len(text) > MAX_TEXT:
-        raise UsageError(f"The query has {len(text):,} characters; {MAX_TEXT:,} is the limit.")
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise UsageError(f"The query has {len(text):,} characters; {MAX_TEXT_CHARACTERS:,} is the limit.")
     if not text.strip():
         raise UsageError("The query is empty.", hint="For example: select m where m.metric.loss.best < 0.1")
     depth = 0

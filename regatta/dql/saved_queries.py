@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from regatta.dql.parse import MAX_TEXT, parse
+from regatta.dql.parse import MAX_TEXT_CHARACTERS, parse
 from regatta.durable import replacing
 from regatta.errors import NotFoundError, UsageError, nearest
 from regatta.paths import QUERIES, QUERY_SUFFIX, RUN_NAME
 
-MAX_NAME = 100
+MAX_NAME_CHARACTERS = 100
 
 
 def save_query(repository: Path, name: str, text: str) -> Path:
@@ -28,7 +28,7 @@ def read_query(repository: Path, name: str) -> str:
     path = _path(repository, name)
     try:
         with path.open(encoding="utf-8") as file:
-            text = file.read(4 * MAX_TEXT)
+            text = file.read(4 * MAX_TEXT_CHARACTERS)
     except FileNotFoundError:
         known = saved_queries(repository)
         hint = None if known else "Save one: regatta query --save NAME 'select m'"
@@ -52,9 +52,10 @@ def forget_query(repository: Path, name: str) -> None:
 
 
 def _path(repository: Path, name: str) -> Path:
-    if not RUN_NAME.fullmatch(name) or len(name) > MAX_NAME:
+    if not RUN_NAME.fullmatch(name) or len(name) > MAX_NAME_CHARACTERS:
         raise UsageError(
-            f"A query cannot be saved as {name!r:.100}; use letters, digits, '.', '-' and '_', at most {MAX_NAME}."
+            f"A query cannot be saved as {name!r:.100}; "
+            f"use letters, digits, '.', '-' and '_', at most {MAX_NAME_CHARACTERS}."
         )
     return repository / QUERIES / f"{name}{QUERY_SUFFIX}"
 

@@ -18,7 +18,7 @@ from functools import cache
 from itertools import product
 from typing import TypeAlias
 
-MAX_SELECTOR = 256  # characters
+MAX_SELECTOR_CHARACTERS = 256
 MAX_ALTERNATIVES = 1_000
 MAX_NUMBER = 10**6
 _CAPTURE = re.compile(r"\(\$(\d{1,2})\)")
@@ -72,8 +72,8 @@ def parse_selector(text: str) -> SelectorPattern:
     """Raise SelectorError if the text is not a selector."""
     if not text:
         raise SelectorError("The selector is empty.")
-    if len(text) > MAX_SELECTOR:
-        raise SelectorError(f"The selector has {len(text)} characters; {MAX_SELECTOR} is the limit.")
+    if len(text) > MAX_SELECTOR_CHARACTERS:
+        raise SelectorError(f"The selector has {len(text)} characters; {MAX_SELECTOR_CHARACTERS} is the limit.")
     parts: list[_Part] = []
     at = 0
     while at < len(text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from regatta.network.graph import MAX_NAME, Edge, Network, Node, Parameter, Shape
+from regatta.network.graph import MAX_NAME_CHARACTERS, Edge, Network, Node, Parameter, Shape
 
 
 class Builder:
@@ -30,15 +30,15 @@ class Builder:
     ) -> str:
         """Add a node; returns its id, which is derived from its name."""
         id = self._fresh_id(name or kind.lower())
-        self._nodes[id] = Node(id, kind, name[:MAX_NAME], attributes or {}, shape, tuple(parameters))
+        self._nodes[id] = Node(id, kind, name[:MAX_NAME_CHARACTERS], attributes or {}, shape, tuple(parameters))
         self._edges += [Edge(source, id, position) for position, source in enumerate(inputs)]
         return id
 
     def network(self) -> Network:
-        return Network(tuple(self._nodes.values()), tuple(self._edges), self.name[:MAX_NAME], self.source)
+        return Network(tuple(self._nodes.values()), tuple(self._edges), self.name[:MAX_NAME_CHARACTERS], self.source)
 
     def _fresh_id(self, wanted: str) -> str:
-        wanted = id = wanted[: MAX_NAME - 10]
+        wanted = id = wanted[: MAX_NAME_CHARACTERS - 10]
         while id in self._nodes:
             self._numbers[wanted] = number = self._numbers.get(wanted, 0) + 1
             id = f"{wanted}_{number}"

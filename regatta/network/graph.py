@@ -22,7 +22,7 @@ MAX_EDGES = 400_000
 MAX_PARAMETERS = 1_000  # of one node
 MAX_RANK = 32
 MAX_SIZE = 2**48
-MAX_NAME = 1_024
+MAX_NAME_CHARACTERS = 1_024
 
 Shape = tuple[int | None, ...]
 
@@ -191,8 +191,8 @@ def stored_axes(layout: str, rank: int) -> list[int]:
 
 
 def _check_text(what: str, value: object, empty: bool = False) -> None:
-    if not isinstance(value, str) or len(value) > MAX_NAME or not (value or empty):
-        raise DataError(f"The {what} is a text of at most {MAX_NAME} characters, not {value!r:.80}.")
+    if not isinstance(value, str) or len(value) > MAX_NAME_CHARACTERS or not (value or empty):
+        raise DataError(f"The {what} is a text of at most {MAX_NAME_CHARACTERS} characters, not {value!r:.80}.")
 
 
 def check_shape(shape: Iterable[Any], of: str) -> Shape:

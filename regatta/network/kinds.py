@@ -19,7 +19,7 @@ Attributes: TypeAlias = Mapping[str, Attribute]
 MAX_ATTRIBUTES = 64
 MAX_ITEMS = 4096  # in one attribute, all its lists together
 MAX_NESTING = 4
-MAX_TEXT = 4096
+MAX_TEXT_CHARACTERS = 4096
 MAX_DIMS = 30  # axes beside those of samples and channels
 MAX_INTEGER = 2**63
 
@@ -184,7 +184,7 @@ def _plain(name: str, value: object, place: str | None) -> Attribute:
 def _frozen(name: str, value: object, depth: int, place: str | None) -> Attribute:
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str) and len(value) <= MAX_TEXT:
+    if isinstance(value, str) and len(value) <= MAX_TEXT_CHARACTERS:
         return value
     if isinstance(value, int) and abs(value) < MAX_INTEGER:
         return int(value)

@@ -28,7 +28,7 @@ from regatta.paths import FOLDER, TMP
 
 Files: TypeAlias = Mapping[str, str | Path | bytes] | Sequence[str | Path]
 MAX_PATH, MAX_PART = 4096, 255  # bytes
-_PIECE = 2**20
+_PIECE_BYTES = 2**20
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -182,7 +182,7 @@ def _write(source: Path | bytes, target: BinaryIO) -> tuple[str, bool]:
         target.write(source)
         return digest.update(source).hexdigest(), False
     with source.open("rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
             target.write(piece)
         return digest.hexdigest(), bool(os.fstat(file.fileno()).st_mode & stat.S_IXUSR)
@@ -293,7 +293,7 @@ def _write_at(here: int, name: str, entry: FileEntry, content: BinaryIO) -> None
     handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=here)
     try:
         with os.fdopen(handle, "wb") as target:
-            shutil.copyfileobj(content, target, _PIECE)
+            shutil.copyfileobj(content, target, _PIECE_BYTES)
         os.replace(written, name, src_dir_fd=here, dst_dir_fd=here)
     except OSError as error:
         os.unlink(written, dir_fd=here)

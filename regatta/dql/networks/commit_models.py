@@ -11,7 +11,7 @@ from regatta.errors import ConflictError, RegattaError
 if TYPE_CHECKING:
     from regatta.repo import Repo, Version
 
-MAX_MESSAGE = 300  # characters
+MAX_MESSAGE_CHARACTERS = 300
 
 
 def commit_models(
@@ -94,4 +94,4 @@ def made_rows(repo: Repo, versions: Sequence[Version]) -> list[dict[str, Any]]:
 
 def _message(model: DerivedModel) -> str:
     text = "; ".join(model.changes)
-    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[: MAX_MESSAGE_CHARACTERS - 3]}..."

@@ -13,7 +13,7 @@ from regatta.dql.sql.execute import decoded, statement_of
 if TYPE_CHECKING:
     from regatta.dql.run import QueryContext
 
-MAX_SHOWN = 200  # characters of a parameter
+MAX_SHOWN_CHARACTERS = 200  # of a parameter
 
 
 class Explanation(Mapping[str, Any]):
@@ -98,7 +98,9 @@ def _tree(rows: list[tuple[Any, ...]]) -> list[str]:
 
 
 def _shown(value: Any) -> Any:
-    return value if not isinstance(value, str) or len(value) <= MAX_SHOWN else value[:MAX_SHOWN] + "..."
+    if not isinstance(value, str) or len(value) <= MAX_SHOWN_CHARACTERS:
+        return value
+    return value[:MAX_SHOWN_CHARACTERS] + "..."
 
 
 def _lines(content: Mapping[str, Any], indent: str = "") -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from regatta.errors import UsageError
 
-MAX_NAME = 1024  # bytes of UTF-8
+MAX_NAME_BYTES = 1024  # as UTF-8
 ID_DIGITS = 32
 REFERENCE_FORMS = "A version is a tag, a name (its newest version), name@number, or the beginning of an id."
 _NUMBERED = re.compile(r"(.+)@([0-9]{1,15})", re.DOTALL)
@@ -51,8 +51,8 @@ def _problem_of(name: str) -> str | None:
         return f"holds {wrong[0]!a}, which is not allowed in a line of text"
     if name != name.strip():
         return "begins or ends with a space"
-    if len(name.encode()) > MAX_NAME:
-        return f"is longer than {MAX_NAME} bytes"
+    if len(name.encode()) > MAX_NAME_BYTES:
+        return f"is longer than {MAX_NAME_BYTES} bytes"
     if _NUMBERED.fullmatch(name):
         return "ends like the number of a version"
     return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regatta.repo import Repo
 
 MOST_ROWS = 100  # that a table shows
-MAX_FILE = 1_000_000  # characters
+MAX_FILE_CHARACTERS = 1_000_000
 NAME, HELP = "query", "select, derive and train models with DQL"
 DESCRIPTION = (
     "Run a query in DQL, the query language of models (docs/dql.md). The text is an argument, a file, or the standard "
@@ -121,7 +121,7 @@ def _text(args: argparse.Namespace) -> str | None:
     if args.file is not None:
         try:
             with Path(args.file).open(encoding="utf-8") as file:
-                return file.read(MAX_FILE)
+                return file.read(MAX_FILE_CHARACTERS)
         except FileNotFoundError as error:
             raise NotFoundError("There is no such file.", place=args.file) from error
         except (OSError, UnicodeDecodeError) as error:
@@ -131,7 +131,7 @@ def _text(args: argparse.Namespace) -> str | None:
     if args.text not in (None, "-"):
         return str(args.text)
     try:
-        return sys.stdin.read(MAX_FILE)
+        return sys.stdin.read(MAX_FILE_CHARACTERS)
     except UnicodeDecodeError as error:
         raise UsageError("The standard input is not a text in UTF-8.") from error
 
