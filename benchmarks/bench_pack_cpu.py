@@ -21,7 +21,7 @@ from report import Bar, report
 import regatta.pack
 from regatta.pack.checks import check_steps
 from regatta.pack.stacked import stacked_tier
-from regatta.pack.state.member_state import changing_tensors, first_difference
+from regatta.pack.state.member_state import BitDifferences, changing_tensors
 
 MEMBERS, STEPS, TURNS = 32, 50, 15
 ALONE = {1: "one after another, 1 thread", 2: "one after another, 2 threads"}
@@ -98,9 +98,8 @@ def main() -> None:
     seconds = {what: statistics.median(turn[what] for turn in turns) for what in turns[0]}
     ratios = sorted(min(turn[ALONE[1]], turn[ALONE[2]]) / turn[PACK] for turn in turns)
     alone = plain_loop(members[0].taken)
-    different = sum(
-        first_difference(changing_tensors(m), theirs) is not None for m, theirs in zip(members, alone, strict=True)
-    )
+    pairs = [(changing_tensors(member), theirs) for member, theirs in zip(members, alone, strict=True)]
+    different = sum(BitDifferences(ours, theirs).first() is not None for ours, theirs in pairs)
     best = min(seconds[ALONE[1]], seconds[ALONE[2]])
     rows = [[what, 1e3 * value, best / value] for what, value in seconds.items()]
     bars = [

@@ -12,19 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pack_cases import FreezingGraphs, adam, data, loss_fn, mlp
+from pack_cases import AlwaysPays, FreezingGraphs, adam, data, loss_fn, mlp
 from torch import nn
 
-from regatta.pack import Pack, Rates
-from regatta.pack.rates import PackTiming
+from regatta.pack import Pack
 from regatta.pack.state.member_state import same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class AlwaysPays(Rates):
-    def get(self, key: Any) -> PackTiming:
-        return PackTiming(together=1.0, in_turn=2.0)
 
 
 def packs() -> list[tuple[Pack, int]]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pack_cases import (
+    AlwaysPays,
     FakeGraphs,
     FreezingGraphs,
     Replayed,
@@ -25,9 +26,8 @@ from pack_cases import (
 )
 from torch import nn
 
-from regatta.pack import Member, Pack, Rates
+from regatta.pack import Member, Pack
 from regatta.pack.checks import STEPS_PER_CHECK, check_steps, members_to_check
-from regatta.pack.rates import PackTiming
 from regatta.pack.stacked.tensors import (
     RULES,
     _products_round_alike,
@@ -41,11 +41,6 @@ from regatta.pack.stacked.tensors import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 schedules = torch.optim.lr_scheduler
-
-
-class AlwaysPays(Rates):
-    def get(self, key: Any) -> PackTiming:
-        return PackTiming(together=1.0, in_turn=2.0)
 
 
 def batches(member: Member, steps: int) -> list[Any]:

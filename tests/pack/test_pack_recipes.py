@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pack_cases import FreezingGraphs
+from pack_cases import AlwaysPays, FreezingGraphs
 from pack_recipes import (
     MODEL_OF,
     NOT_DRAWN,
@@ -25,8 +25,7 @@ from pack_recipes import (
 )
 from pack_recipes import data as data_of
 
-from regatta.pack import Pack, Rates
-from regatta.pack.rates import PackTiming
+from regatta.pack import Pack
 from regatta.pack.stacked.updates import STATES
 from regatta.pack.state.host_arithmetic import WatchedArithmetic
 
@@ -34,13 +33,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUICK, MANY, ON_GPU = 40, 2000, 300
 PARTS, PARTS_ON_GPU = 8, 6  # of the many: each is a test, for processes side by side
-
-
-class AlwaysPays(Rates):
-    """Packs are kept, however busy the machine is that measures them."""
-
-    def get(self, key: Any) -> PackTiming:
-        return PackTiming(together=1.0, in_turn=2.0)
 
 
 def pack_for(recipe: Recipe) -> Pack:

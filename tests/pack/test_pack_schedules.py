@@ -10,22 +10,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pack_cases import FreezingGraphs, data, loss_fn, mlp
+from pack_cases import AlwaysPays, FreezingGraphs, data, loss_fn, mlp
 from torch import nn
 
-from regatta.pack import Member, Pack, Rates
-from regatta.pack.rates import PackTiming
+from regatta.pack import Member, Pack
 from regatta.pack.stacked.tensors import RULES, stacked, underlying
 from regatta.pack.state.member_state import same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LRScheduler = torch.optim.lr_scheduler.LRScheduler
-
-
-class AlwaysPays(Rates):
-    def get(self, key: Any) -> PackTiming:
-        return PackTiming(together=1.0, in_turn=2.0)
 
 
 class OfUser(LRScheduler):

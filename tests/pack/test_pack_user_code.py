@@ -12,22 +12,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pack_cases import FreezingGraphs, adam, data, loss_fn, mlp, sgd
+from pack_cases import AlwaysPays, FreezingGraphs, adam, data, loss_fn, mlp, sgd
 from torch import nn
 
-from regatta.pack import Member, Pack, Rates
-from regatta.pack.rates import PackTiming
+from regatta.pack import Member, Pack
 from regatta.pack.state.member_state import same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 schedules = torch.optim.lr_scheduler
 global_calls = 0
-
-
-class AlwaysPays(Rates):
-    def get(self, key: Any) -> PackTiming:
-        return PackTiming(together=1.0, in_turn=2.0)
 
 
 def packs() -> list[Pack]:

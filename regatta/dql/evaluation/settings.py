@@ -15,7 +15,6 @@ SettingKind: TypeAlias = Literal["text", "number", "whole", "boolean"]
 _KINDS = {"text": "a text", "number": "a number", "whole": "a whole number", "boolean": "true or false"}
 LOSS_NAMES = ("cross_entropy", "nll", "multi_margin", "mse", "l1", "smooth_l1", "huber", "binary_cross_entropy")
 OPTIMIZER_NAMES = ("sgd", "adam", "adamw", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop")
-GROUP_RATES = ("lr", "lr_mult")  # config.net["conv*"].lr
 DIGITS = "digits"
 
 

@@ -81,11 +81,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*(_bits(tensor.detach().contiguous().reshape(-1)) for tensor in (one, other)))
 
 
-def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> str | None:
-    """The name of a tensor that differs, or None."""
-    return BitDifferences(ours, theirs).first()
-
-
 class BitDifferences:
     """Which tensors of two sets differ in any bit: computed on the device, while the host goes on."""
 
