@@ -168,21 +168,12 @@ class Sweep:
             "cluster", cluster, isinstance(cluster, Cluster | None), "a Cluster, such as Cluster.local(workers=2)"
         )
         check_argument("mode", mode, mode in ("min", "max", None), '"min" or "max"')
-        if framework != "auto" and framework not in NAMES:
-            raise UsageError(
-                f"There is no framework {brief(framework)}.", candidates=nearest(str(framework), ("auto", *NAMES))
-            )
+        _check_framework(framework)
         check_argument("visits", visits, visits in ("free", "seeded"), '"free" or "seeded"')
         limits = unit_limit is None or (isinstance(unit_limit, int | float) and unit_limit > 0)
         check_argument("unit_limit", unit_limit, limits, "a number of seconds above 0, or None")
-        valid = isinstance(pack, bool) or pack is None or is_whole(pack)
-        check_argument("pack", pack, valid, "True, False, the most members of a pack, or None for where it pays")
+        _check_pack(pack, cluster)
         check_argument("numerics", numerics, numerics in ("exact", "fast"), '"exact" or "fast"')
-        if pack and cluster is not None and (cluster.kind == "ray" or (cluster.group or 1) > 1):
-            where = "on Ray" if cluster.kind == "ray" else "by groups of workers"
-            raise UsageError(
-                f"Packs are not trained {where}.", hint="Leave pack= out, or use Cluster.local(workers=...)."
-            )
         check_argument("metric", metric, isinstance(metric, str) and metric != "", 'a name such as "loss"')
         from regatta.repo.intake.metrics import usual_mode
 
@@ -687,6 +678,19 @@ def _display(progress: bool) -> Iterator[tuple[Listener, ...]]:
 
     with open_display() as listener:
         yield (listener,)
+
+
+def _check_framework(name: object) -> None:
+    if name != "auto" and name not in NAMES:
+        raise UsageError(f"There is no framework {brief(name)}.", candidates=nearest(str(name), ("auto", *NAMES)))
+
+
+def _check_pack(pack: object, cluster: Cluster | None) -> None:
+    valid = isinstance(pack, bool) or pack is None or is_whole(pack)
+    check_argument("pack", pack, valid, "True, False, the most members of a pack, or None for where it pays")
+    if pack and cluster is not None and (cluster.kind == "ray" or (cluster.group or 1) > 1):
+        where = "on Ray" if cluster.kind == "ray" else "by groups of workers"
+        raise UsageError(f"Packs are not trained {where}.", hint="Leave pack= out, or use Cluster.local(workers=...).")
 
 
 def _check_recipe(recipe: Recipe) -> None:
