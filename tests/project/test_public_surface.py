@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import regatta
+import regatta.network
 from regatta.cli.main import build_parser
 
 
@@ -51,9 +53,19 @@ def test_a_missing_name_is_an_attribute_error() -> None:
         regatta.launc  # noqa: B018
 
 
-@pytest.mark.parametrize("name", regatta.search.__all__)
-def test_searches_and_spaces_are_documented(name: str) -> None:
-    assert inspect.getdoc(getattr(regatta.search, name))
+FUNCTIONS = [
+    f"{module.__name__}.{name}"
+    for module in (regatta.network, regatta.search)
+    for name in module.__all__
+    if inspect.isfunction(getattr(module, name))
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_searches_spaces_and_networks_are_documented(name: str, documents: str) -> None:
+    module, _, function = name.rpartition(".")
+    assert inspect.getdoc(getattr(sys.modules[module], function))
+    assert re.search(rf"\b{module.removeprefix('regatta.')}\.{function}\b|`{function}[`(]", documents)
 
 
 @pytest.mark.parametrize("verb", build_parser()[1])
