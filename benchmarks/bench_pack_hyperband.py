@@ -122,7 +122,7 @@ class Plain:
 
 
 class Packed:
-    """The search with packs: a grouping says who trains together."""
+    """The search with packs: a grouping says which models train together."""
 
     def __init__(
         self, data: Any, grouping: Callable[[list[PackingCandidate], Rates], list[list[PackingCandidate]]]

@@ -150,7 +150,7 @@ def augmented(batch: Any, seed: int) -> Any:
 
 
 def pictures(rows: int, folder: Path) -> Dataset:
-    """So many of scikit-learn's digits, of 16 by 16 pixels, each with noise of its own."""
+    """A number of scikit-learn's digits, of 16 by 16 pixels, each with noise of its own."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)

@@ -261,7 +261,7 @@ def top(
     unit: AfterUnit = "iterations",
     mode: Literal["min", "max"] | None = None,
 ) -> TopRule:
-    """The rule that keeps the k best after so many iterations or epochs."""
+    """The rule that keeps the k best after a number of iterations or epochs."""
     check_count("top", "k", k)
     _check_metric("top", metric)
     _check_point("top", after, unit)
@@ -271,7 +271,7 @@ def top(
 
 
 def require(metric: str, comparison: str, bound: float, after: int = 1, unit: AfterUnit = "epochs") -> BoundsRule:
-    """The rule that keeps those whose metric compares like this after so many iterations or epochs."""
+    """The rule that keeps those whose metric compares like this after a number of iterations or epochs."""
     _check_metric("require", metric)
     if comparison not in COMPARISONS:
         raise UsageError(f"require(comparison={brief(comparison)}): the comparison is one of {', '.join(COMPARISONS)}.")

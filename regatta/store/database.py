@@ -325,4 +325,4 @@ class Database:
     def _disk_hint(self) -> str:
         if is_nearly_full(self.path.parent):
             return "Make room on the disk. `regatta gc --grace 0` needs none, and frees what no version uses."
-        return "Check the disk, and who may read and write the file and its folder."
+        return "Check the disk, and the permissions of the file and its folder."

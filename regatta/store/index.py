@@ -16,7 +16,7 @@ from regatta.store.database import Database, reads_rows
 from regatta.store.format.dtypes import DType
 from regatta.store.format.pack_file import ManifestRecord, Record, Segment, parse_record
 
-MAX_CHAIN_LENGTH = 128  # tensors in a chain of deltas, the last of which has no base
+MAX_CHAIN_LENGTH = 128  # tensors in a chain of deltas; the last one has no base
 _IDS_IN_STATEMENT = 500
 LOCAL, REMOTE = 1, 2  # bits: where copies of a pack are
 

@@ -1,7 +1,7 @@
 """Contract suites: what every implementation of a protocol must pass, as pytest classes to inherit.
 
     frameworks.py   state out and in without loss, nothing random leaks, evaluation changes nothing
-    workers.py      tasks in, events out; failures, deaths and durable states are told apart
+    workers.py      tasks in, events out; failures, deaths and durable states are kept apart
     search.py       deterministic, always in bounds, the same again from what it heard
     store.py        tensors come back bit for bit, however they are kept
 

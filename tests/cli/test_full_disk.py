@@ -34,7 +34,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def full_repository(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with six versions, one of which is deleted, on a disk without any room."""
+    """A repository with six versions, one of them deleted, on a disk without any room."""
     monkeypatch.chdir(small_disk)
     random = np.random.default_rng(0)
     with Repo.init(small_disk) as repo:

@@ -27,7 +27,7 @@ MAX_VARIABLES = 256  # of a query and all queries in it: those of `with` may nam
 class Binder:
     """Binds the parts of one query. `nested` makes the binder of a query inside of it.
 
-    Methods for those who bind a kind of query: `bind_sources` declares its variables, `declare` one more of them,
+    Methods for the modules that bind a kind of query: `bind_sources` declares its variables, `declare` one more,
     `bind_expression`, `bind_condition`, `bind_typed` and `bind_nodes` bind its parts, `error` shows a place.
     """
 

@@ -1,7 +1,7 @@
 """A config file as settings: TOML, YAML, JSON, or a Python file that defines a `sweep`.
 
 It may hold everything that settings.py names, rates of layers under `net`, and data sets under `data`. Nothing in it
-is executed, unless it is a Python file, which only the one who asks can name: never a saved query.
+is executed, unless it is a Python file. Only a query that is typed may name one, never a saved query.
 """
 
 from __future__ import annotations

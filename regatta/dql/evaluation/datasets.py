@@ -21,7 +21,7 @@ _WILDCARDS = "*?["
 
 
 def open_datasets(names: Sequence[str], config: Config, values: Mapping[str, Any], repository: Path) -> Dataset:
-    """One data set, or several of which configurations name theirs."""
+    """One data set, or several, if configurations name theirs."""
     found = {name: _open(name, config, values, repository) for name in dict.fromkeys(names)}
     for name, dataset in found.items():
         if len(dataset.columns) != 2:

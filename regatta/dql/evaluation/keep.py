@@ -90,7 +90,7 @@ def _metric(binder: Binder, expression: tree.Expression, name: str) -> str:
 def _alternatives(
     binder: Binder, condition: tree.Expression, name: str, negated: bool
 ) -> tuple[tuple[MetricBound, ...], ...]:
-    """A condition as alternatives, each of which is a list of comparisons that must all hold."""
+    """A condition as alternatives; each one is a list of comparisons that must all hold."""
     match condition:
         case tree.NotTree(operand):
             return _alternatives(binder, operand, name, not negated)

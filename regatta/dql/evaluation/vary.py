@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from regatta.dql.bind import Binder
 
 SPACES: Mapping[str, Any] = {"choice": choice, "integers": integers, "loguniform": loguniform, "uniform": uniform}
-SEARCHES: Mapping[str, tuple[str, ...]] = {  # and their options, the first of which needs no name
+SEARCHES: Mapping[str, tuple[str, ...]] = {  # and their options; the first one needs no name
     "grid": (), "random": ("n", "seed"), "asha": ("n", "R", "eta", "at_once", "seed"), "tpe": ("n", "at_once", "seed"),
     "hyperband": ("R", "eta", "seed"), "pbt": ("population", "every", "seed"),
 }  # fmt: skip

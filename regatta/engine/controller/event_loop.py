@@ -88,7 +88,7 @@ class EventLoop:
         return self.scheduler.hopper.done() and not self._faults.waits
 
     def schedule(self, failures: Iterable[TaskFailed], profiled: Iterable[str]) -> None:
-        """Schedule the trials of the run, some of which were profiled now, or failed at that."""
+        """Schedule the trials of the run. Some were profiled now, or failed at that."""
         for config in profiled:
             self._faults.on_profile(config)
         self.scheduler.want([trial for trial in self.trials if not trial.scheduled])

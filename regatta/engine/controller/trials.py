@@ -118,7 +118,7 @@ class Trials:
             self._trials[name] = clone
             return [clone]
         if request["verb"] == "retry":
-            trial.failed = False  # the search has been told of the failure and does not hear of later epochs
+            trial.failed = False  # the search knows of the failure, and gets no reports of later epochs
             return [trial]
         trial.stopped = False
         trial.epochs = trial.user_epochs = request["epochs"]

@@ -2,7 +2,7 @@
 
     preprocess.py          what `input_fn` and `transform_fn` make of a partition
     preprocess_worker.py   a process that makes blocks for all workers
-    ledger.py              which blocks exist, who waits for them, what to make, spill or drop next; pure
+    ledger.py              which blocks exist, which readers wait, what to make, spill or drop next; pure
     blocks.py              arrays in shared memory or in an unnamed file, and back without a copy
     broker.py              a thread of the controller: serves readers and preprocess workers
     block_reader.py        a worker's side: asks for a block and maps it

@@ -75,7 +75,7 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end of the process, of which the template has killed the group by then."""
+        """Wait for the end of the process. By then the template has killed its process group."""
         if self.returncode is None:
             self._server.await_answer(self._channel)
             try:

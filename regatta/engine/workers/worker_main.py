@@ -56,7 +56,7 @@ class WorkerArguments:
 
 
 def serve(file: int, blocks: int | None = None) -> None:
-    """Be a worker until the controller is gone; `blocks` is the socket to whoever has prepared data to share."""
+    """Be a worker until the controller is gone; `blocks` is the socket to the broker of preprocessed data."""
     die_with_parent()
     controller: Socket = Connection(file)
     arguments: WorkerArguments = controller.recv()  # before the imports: a controller that sends much waits for it

@@ -214,7 +214,7 @@ class StackedTier:
         self._keep(stack, found, ahead[position], work)
 
     def _go_back(self, stack: Stack, saved: SavedStack, taken: Batches, left: Sequence[int], work: Work) -> None:
-        """Put the members back to a saved state, where `left` batches were left, of which `taken` came first."""
+        """Put the members back to a saved state. There `left` batches were left; `taken` are the first of them."""
         stack.go_back(saved)
         for number, member in enumerate(stack.members):
             missing = left[number] - len(work[member])

@@ -25,8 +25,8 @@ def split_by_time(seconds: Mapping[str, float]) -> list[list[str]]:
 class LabelsByValues:
     """A label of each configuration, such as its build: as learned, or that of one with the same decisive values.
 
-    A build names the structure under which models can be packed. A value is decisive if the known labels cannot be told
-    apart without it. A wrong guess makes a pack slower, but never wrong.
+    A build names the structure under which models can be packed. A value is decisive if known labels would be mixed up
+    without it. A wrong guess makes a pack slower, but never wrong.
     """
 
     def __init__(self) -> None:

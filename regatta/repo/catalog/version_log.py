@@ -34,7 +34,7 @@ RESERVED_BYTES, RESERVED_SHARE = 2**12, 0.5
 
 
 class LogPosition(NamedTuple):
-    """How much of which log a catalog has: the identity of the log, its lines and their bytes."""
+    """How much of a log a catalog has: the identity of the log, its lines and their bytes."""
 
     log: str
     lines: int

@@ -12,7 +12,7 @@ from regatta.repo.repo import Repo
 from regatta.store.maintenance.rebuild_index import RECOVERED
 from regatta.store.store import ParameterStore
 
-RECOVERED_VERSION = "recovered-"  # the names of versions of which only the weights were left
+RECOVERED_VERSION = "recovered-"  # the names of versions that have nothing left but their weights
 
 
 def rebuild_index(repo: Repo) -> list[str]:

@@ -38,7 +38,7 @@ class Speeds:
 def measured_speeds() -> Speeds:
     """Decoding speeds of one thread, the best of a few repeats, on synthetic weights and a synthetic training step.
 
-    Reading assumes that files are in the system's cache; callers who know the speed of their disk pass it.
+    Reading assumes that files are in the system's cache; callers that know the speed of their disk pass it.
     """
     return Speeds(
         {

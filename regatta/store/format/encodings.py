@@ -92,8 +92,8 @@ class Encoding:
         bases = self._bases(base, len(out), dtype)
         if not wanted <= len(streams) <= self.streams(dtype):
             raise CorruptError(
-                f"A chunk of {dtype.name} in the encoding {self.name} has {self.streams(dtype)} streams, "
-                f"of which {wanted} are needed; there are {len(streams)}."
+                f"A chunk of {dtype.name} in the encoding {self.name} has {self.streams(dtype)} streams "
+                f"and needs {wanted} of them; there are {len(streams)}."
             )
         self.decoder(streams[:wanted], dtype, *bases, out)
 

@@ -146,7 +146,7 @@ def take_over(run: Path, token: str) -> None:
     """Write a new token: archivers that hold an older one delete nothing from here on."""
     with _deletion_lock(run) as lock:
         if not lock.write_note(token):
-            raise DiskError("The archiver of the run cannot be told to stop: the disk is full.", place=str(run))
+            raise DiskError("The archiver of the run cannot be stopped: the disk is full.", place=str(run))
 
 
 def _deletion_lock(run: Path) -> FileLock:

@@ -498,7 +498,7 @@ def test_a_retry_while_the_run_trains_has_all_its_tries_again(tmp_path: Path) ->
 
 
 def test_a_search_decides_the_same_after_a_retry(tmp_path: Path) -> None:
-    """It has been told of the failure, and hears nothing of the configuration after it."""
+    """It knows of the failure, and gets no report of the configuration after it."""
     run, failed = failed_run(tmp_path)
     run.retry()
     open_run("run", tmp_path).go_on(progress=False)

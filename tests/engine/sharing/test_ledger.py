@@ -138,7 +138,7 @@ def test_a_lost_block_is_closed_and_made_again_from_its_base() -> None:
     for _ in range(2):
         done(ledger, ledger.next_jobs(1)[0])
     ledger.lost("a", train(0, 1))
-    ledger.lost("b", train(0, 1))  # who hears of it later
+    ledger.lost("b", train(0, 1))  # it learns of it later
     assert ledger.take_dropped() == [train(0, 1)] and ledger.used_bytes("memory") == SIZE
     assert not ledger.request("a", train(0, 1), ["m"])
     assert [job.key for job in ledger.next_jobs(1)] == [train(0, 1)]

@@ -240,7 +240,7 @@ def test_events_of_states_are_passed_on(stage: Stage) -> None:
 
 
 def test_an_echo_is_not_the_reason_of_a_failure(stage: Stage) -> None:
-    """It only heard that the connection ended; who died is known later."""
+    """It only heard that the connection ended; which worker died is known later."""
     stage.enter(w0="a", w1="a", w2="b", w3="b")
     stage.pool.submit("g0", TASK)
     assert stage.hear(stage.answer("w1", TaskFailed, echo=True)) == []

@@ -67,7 +67,7 @@ def rough(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 
 def lost_and_back(harness: Harness, count: int) -> dict[str, str]:
-    """Why workers were lost, once so many are ready again."""
+    """Why workers were lost, once `count` are ready again."""
     lost: dict[str, str] = {}
     back: set[str] = set()
     while len(back) < count:

@@ -175,7 +175,7 @@ def test_units_are_split_so_that_workers_and_models_end_together() -> None:
     # one unit of 6 s that w0 or w1 may run, one of 2 s on w0 alone: (2 + 6x) = 6(1 - x)
     parts = [UnitOption(0, 0, 0, 6.0), UnitOption(0, 1, 0, 6.0), UnitOption(1, 0, 1, 2.0)]
     least, shares = split_units(parts, {})
-    assert least == pytest.approx(6.0)  # the model itself needs 6, whoever trains it
+    assert least == pytest.approx(6.0)  # the model itself needs 6 on any worker
     parts = [UnitOption(0, 0, 0, 6.0), UnitOption(0, 1, 0, 6.0), UnitOption(1, 0, 1, 8.0), UnitOption(2, 1, 2, 4.0)]
     least, shares = split_units(parts, {})
     assert least == pytest.approx(9.0)

@@ -29,7 +29,7 @@ FLOATS = ("float64", "float32", "float16")
 
 
 def partly(array: Any, planes: int = 2) -> PartialTensor:
-    """What is read of an array, when so many of its planes are."""
+    """What is known of an array, when this number of its planes is read."""
     tensor = as_tensor("x", array)
     known = min(planes, tensor.dtype.planes)
     words = leading(tensor.words, known, tensor.dtype)

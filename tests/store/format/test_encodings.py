@@ -193,7 +193,7 @@ def test_wrong_arguments_are_named() -> None:
         encoding_named("raw").decode([memoryview(bytes(12))], 3, F32, None, np.zeros(6, np.uint32)[::2])
     with pytest.raises(UsageError, match="pcodec"):
         encoding_named("pcodecs")
-    with pytest.raises(CorruptError, match="has 4 streams, of which 4 are needed; there are 3"):
+    with pytest.raises(CorruptError, match="has 4 streams and needs 4 of them; there are 3"):
         encoding_named("zstd-planes").decode([memoryview(b"a")] * 3, 1, F32, None)
     with pytest.raises(CorruptError, match="at most 262144 words, not 262145"):
         encoding_named("raw").decode([memoryview(b"")], CHUNK_WORDS + 1, F32, None)

@@ -80,7 +80,7 @@ def test_twenty_kills_do_not_change_the_weights(nodes: RayNodes, tmp_path: Path,
     lines = list(read_journal(tmp_path / "run" / "journal.jsonl"))
     downs = [line["reason"] for line in lines if line.get("state") == "down"]
     assert downs.count("was lost with its node") == 1
-    assert len(downs) >= KILLS - 2, "some strike who was dead or down already"
+    assert len(downs) >= KILLS - 2, "some strike a worker that was dead or down already"
     for config in record.configs.values():
         counted = Counter((unit.kind, unit.epoch, unit.partition) for unit in config.units)
         assert set(counted.values()) == {1}

@@ -15,7 +15,7 @@ JUDGES = 2
 
 
 class Harness:
-    """StateTracker, the workers that may keep them, and who was asked to."""
+    """StateTracker, the workers that may keep them, and those that were asked to."""
 
     def __init__(self, *names: str, budget: float = 1e9) -> None:
         self.members = {name: LiveActor(name, None, None, ready=True) for name in names}
