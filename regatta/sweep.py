@@ -19,7 +19,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import cloudpickle
 from blake3 import blake3
 
 from regatta.checks import (
@@ -60,6 +59,7 @@ from regatta.frameworks import (
 )
 from regatta.journal.journal_file import VERSION
 from regatta.journal.run_record import Listener, RunRecord
+from regatta.journal.unpickle import to_pickle
 from regatta.paths import (
     JOURNAL,
     LOGS,
@@ -205,7 +205,7 @@ class Sweep:
 
     def __getstate__(self) -> dict[str, Any]:
         """The recipe is pickled separately, so that resuming a run does not import the modules of its workers."""
-        recipe = self._recipe if isinstance(self._recipe, bytes) else cloudpickle.dumps(self._recipe)
+        recipe = self._recipe if isinstance(self._recipe, bytes) else to_pickle(self._recipe)
         return {**vars(self), "_recipe": recipe}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -304,7 +304,7 @@ class Sweep:
 
     def _code(self) -> RunCode:
         """The code of the functions and of the user's modules that they need."""
-        pickles = (cloudpickle.dumps(self.recipe), cloudpickle.dumps(self.search))
+        pickles = (to_pickle(self.recipe), to_pickle(self.search))
         return {**code_of(*pickles), "functions": self._function_hashes(), "task": self._task(), "changed": []}
 
     def _codes(self) -> list[object]:
@@ -568,7 +568,7 @@ class Sweep:
         try:
             portable = copy.copy(self)
             portable.dataset = self.dataset.relative_to(project)
-            pickled: bytes = cloudpickle.dumps(portable)
+            pickled: bytes = to_pickle(portable)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError) as error:
             raise UsageError(
                 f"The sweep's functions cannot be sent to workers: {error}.",

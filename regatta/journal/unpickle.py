@@ -1,13 +1,18 @@
-"""Unpickles the sweep of a run. Runs of earlier versions refer to classes by the names and modules of that time.
+"""Pickles the sweep of a run, and unpickles it. Runs of earlier versions refer to classes by their names of that time.
 
-Use it only for folders of your own runs and for bytes from your own controller: a pickle can execute code.
+Unpickle only folders of your own runs and bytes from your own controller: a pickle can execute code.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
+import sys
+from types import ModuleType
 from typing import Any
+
+import cloudpickle
 
 # Modules and classes in pickled sweeps of earlier versions, and their present names.
 _MOVED_MODULES = {
@@ -39,3 +44,22 @@ class _Unpickler(pickle.Unpickler):
 
 def unpickle(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Functions of a program by value. A module is imported again, also one of a class of its own.
+
+    `torch.backends.cudnn` is such a module, which cloudpickle takes for an object to be copied.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
+def to_pickle(value: Any) -> bytes:
+    """A value with functions of the user, for workers and for the folder of a run."""
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()

@@ -25,6 +25,7 @@ from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
 from regatta.engine.sharing.preprocess import UnreadableError
 from regatta.engine.workers.start_process import StartedProcess, die_with_parent, exit_on_error, start_process
 from regatta.engine.workers.training.error_report import cause_of, headline, users_traceback
+from regatta.journal.unpickle import to_pickle
 from regatta.paths import PREPROCESSING_LOG
 
 _MAIN = "regatta.engine.sharing.preprocess_worker:main"
@@ -37,7 +38,7 @@ def open_broker(setup: WorkerSetup, threads: int, preload: str) -> Broker | None
         return None
     setup.logs.mkdir(parents=True, exist_ok=True)
     settings = plan.settings
-    pickled = cloudpickle.dumps((threads, preprocess_setup(setup)))
+    pickled = to_pickle((threads, preprocess_setup(setup)))
     start = functools.partial(_start, pickled, threads, preload, setup.logs)
     return new_broker(setup, settings.memory_bytes(), settings.disk_bytes(setup.logs), start, settings.max_processes())
 

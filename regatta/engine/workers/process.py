@@ -21,8 +21,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from regatta.cluster import Cluster
 from regatta.data.availability import find_partitions
 from regatta.engine.messages import Event, Task, WorkerLost, WorkerReady, WorkerSetup
@@ -31,6 +29,7 @@ from regatta.engine.workers.fork_client import is_stopped
 from regatta.engine.workers.start_process import StartedProcess, preload_for, start_process
 from regatta.engine.workers.worker_main import MAIN, Socket, WorkerArguments
 from regatta.errors import PausedError, RegattaError
+from regatta.journal.unpickle import to_pickle
 
 if TYPE_CHECKING:
     from regatta.engine.sharing.broker import Broker
@@ -86,7 +85,7 @@ class ProcessPool:
         self.workers = cluster.names()
         self._cluster = cluster
         self._logs = setup.logs
-        self._setup = cloudpickle.dumps(setup)
+        self._setup = to_pickle(setup)
         self._members: dict[str, _WorkerProcess] = {}
         self._failed_starts = dict.fromkeys(self.workers, 0.0)
         self._joined = 0
@@ -104,7 +103,7 @@ class ProcessPool:
 
             self._broker = open_broker(self._given, self._cluster.threads or 1, self._preload)
             if self._broker is not None:
-                self._preprocess = cloudpickle.dumps(preprocess_setup(self._given))
+                self._preprocess = to_pickle(preprocess_setup(self._given))
         for name in self.workers:
             self._spawn(name)
 

@@ -19,8 +19,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import cloudpickle
-
 from regatta.cluster import Cluster
 from regatta.engine.messages import (
     DiskFull,
@@ -41,6 +39,7 @@ from regatta.engine.workers.ray.shared_blocks import boxed
 from regatta.engine.workers.ray.states import LiveActor, StateTracker, TrackedState
 from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.errors import DiskError, RegattaError
+from regatta.journal.unpickle import to_pickle
 
 MAX_START_ATTEMPTS = 3  # for a worker that dies before it is ready
 NEW_NODES_INTERVAL_S = 2.0  # Ray does not report new nodes by itself
@@ -74,7 +73,7 @@ class RayPool:
         self._cluster = cluster
         self._run = setup.logs.parent
         self._storage = StateStorage(self._run, cluster.storage)
-        self._given, self._setup = setup, cloudpickle.dumps(setup)
+        self._given, self._setup = setup, to_pickle(setup)
         self._blocks: RaySharing | None = None
         self._numbers = count()
         self._elastic = cluster.workers is None

@@ -34,6 +34,7 @@ from regatta.engine.workers.ray.session import RaySession
 from regatta.engine.workers.ray.shared_blocks import CallbackInbox, RayBlock, ReaderChannel, boxed, call
 from regatta.engine.workers.training.device_memory import keep_freed_memory
 from regatta.frameworks.threads import limit_threads
+from regatta.journal.unpickle import to_pickle
 from regatta.paths import PREPROCESSING_LOG
 
 CONCURRENCY_GROUPS = {"make": 1, "life": 1}  # threads of an actor
@@ -45,7 +46,7 @@ class RaySharing:
 
     def __init__(self, session: RaySession, cluster: Cluster, setup: WorkerSetup, settings: Sharing) -> None:
         self._session, self._cpus = session, cluster.cpus
-        self._arguments = cloudpickle.dumps(preprocess_setup(setup)), tuple(sys.path), cluster.threads or 1
+        self._arguments = to_pickle(preprocess_setup(setup)), tuple(sys.path), cluster.threads or 1
         self._nodes: dict[str, str] = {}  # of workers
         self._started: Counter[str] = Counter()  # preprocess workers, by node
         self._actors = session.actors(PreprocessActor, CONCURRENCY_GROUPS, cluster)
