@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -243,6 +244,16 @@ class Binder:
         self.used_parameters.add(parameter.name)
         value = self.parameters[parameter.name]
         return list(value) if type_of_value(value) == "list" else value
+
+    def place_of_name(self, name: str, query: Span) -> Span:
+        """Where the name of what a query makes stands: it is the first in its text."""
+        found = re.search(rf"\b{re.escape(name)}\b", self.text[query.start : query.end])
+        return query if found is None else Span(query.start + found.start(), query.start + found.end())
+
+    def place_of_text(self, text: str, query: Span) -> Span:
+        """Where the text after `into` stands: it is the last one of its query."""
+        start = self.text.rfind(text, query.start, query.end)
+        return query if start < 0 or not text else Span(start, start + len(text))
 
     def error(self, message: str, span: Span, *, candidates: Iterable[str] = (), hint: str | None = None) -> QueryError:
         """An error that shows a place of the text."""

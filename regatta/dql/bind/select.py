@@ -117,10 +117,12 @@ def _items(binder: Binder, select: tree.Select) -> tuple[ResultColumn, ...]:
         listed.append((item.alias or _short_name(item.expression, text), item.alias or text, expression))
     if len(listed) > MAX_ITEMS:
         raise binder.error(f"A query has at most {MAX_ITEMS} columns, not {len(listed)}.", select.span)
-    aliases = [item.alias for item in select.items if isinstance(item, tree.SelectItem) and item.alias is not None]
-    twice = next((alias for alias in aliases if aliases.count(alias) > 1), None)
-    if twice is not None:
-        raise binder.error(f"Two columns are called {twice!r:.60}.", select.span)
+    named: set[str] = set()
+    for item in select.items:
+        alias = item.alias if isinstance(item, tree.SelectItem) else None
+        if alias in named:
+            raise binder.error(f"Two columns are called {alias!r:.60}.", item.span)
+        named |= {alias} if alias is not None else set()
     return tuple(ResultColumn(expression, name, span=expression.span) for name, expression in _with_names(listed))
 
 

@@ -43,7 +43,9 @@ def bind_evaluate(binder: Binder, body: tree.Evaluate) -> BoundEvaluate:
     rules = tuple(bind_rule(binder, rule, _name_in(rule, names, body.name)) for rule in body.keep)
     if body.into is not None and not RUN_NAME.fullmatch(body.into):
         raise binder.error(
-            f"A run cannot be named {body.into!r:.60}.", body.span, hint="Use letters, digits, '.', '-' and '_'."
+            f"A run cannot be named {body.into!r:.60}.",
+            binder.place_of_text(body.into, body.span),
+            hint="Use letters, digits, '.', '-' and '_'.",
         )
     config = next((setting for setting in settings if not setting.key), None)
     return BoundEvaluate(
@@ -59,7 +61,8 @@ def _model(binder: Binder, body: tree.Evaluate) -> Variable:
     if len(named or models) != 1:
         known = ", ".join(binder.variables)
         message = f"It is not known which of {known} is trained." if models else "There are no models to train."
-        raise binder.error(message, body.span, hint="For example: evaluate m from (select m from m where ...)")
+        place = binder.place_of_name(body.name, body.span)
+        raise binder.error(message, place, hint="For example: evaluate m from (select m from m where ...)")
     return (named or models)[0]
 
 

@@ -98,7 +98,7 @@ def _bind_models(binder: Binder, body: tree.Slice | tree.Construct) -> Expressio
     if body.name in binder.variables:
         raise binder.error(
             f"{body.name!r:.60} is a model that the query reads; what it makes needs another name.",
-            _place(binder, body, body.name),
+            binder.place_of_name(body.name, body.span),
         )
     binder.aggregates = "in where"
     where = None if body.where is None else binder.bind_condition(body.where)
@@ -137,15 +137,7 @@ def _into(binder: Binder, body: tree.Slice | tree.Construct) -> str | None:
     try:
         return check_name(body.into)
     except UsageError as error:
-        raise binder.error(error.message, _place(binder, body, body.into)) from None
-
-
-def _place(binder: Binder, body: tree.Slice | tree.Construct, word: str) -> tree.Span:
-    """Where a word stands: the name of what is made is the first, and that after `into` the last one of the query."""
-    pattern = re.escape(word) if word == body.into else rf"\b{re.escape(word)}\b"
-    found = [match.span() for match in re.finditer(pattern, binder.text[: body.span.end])]
-    spans = [tree.Span(*span) for span in found if span[0] >= body.span.start]
-    return body.span if not spans else spans[-1] if word == body.into else spans[0]
+        raise binder.error(error.message, binder.place_of_text(body.into, body.span)) from None
 
 
 def _layers(binder: Binder, expression: tree.Expression, made: str) -> LayerPath:
