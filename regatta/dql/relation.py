@@ -148,12 +148,20 @@ class Relation:
 
     @cached_property
     def _rows(self) -> list[tuple[Any, ...]]:
+        self._check_runs()
         context, query = self._prepared.context, self._prepared.query
         if not isinstance(query, BoundSelect):
             return [(version,) for version in make_versions(context, query)]
         from regatta.dql.sql.execute import select_rows
 
         return select_rows(context.repo, with_derived(context, query))
+
+    def _check_runs(self) -> None:
+        """Refuse to make or train what the text only wants to have explained."""
+        if self.explains and self.makes_versions:
+            raise UsageError(
+                "The text begins with explain, so that nothing is made or trained.", hint="Call explain(), or leave it."
+            )
 
     def tuples(self) -> list[tuple[Any, ...]]:
         """The rows as tuples, in the order of the columns."""
@@ -225,9 +233,12 @@ class Relation:
             raise UsageError(
                 "Only an evaluate can be launched.", hint='For example: evaluate m from "query" with config = "file"'
             )
+        self._check_runs()
         return launcher(replace(context, launch={**context.launch, **options}), query)  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
+        if self.explains:
+            return f"<pre>{escape(str(self.explain()))}</pre>"
         if self.makes_versions and "_rows" not in self.__dict__:  # showing a query must not train models
             return f"<pre>{escape(self.text)}</pre><p>It has not run: iterate over it, or call launch().</p>"
         if self.models:

@@ -14,12 +14,21 @@ from regatta.dql.evaluation.config_file import Config, read_config
 from regatta.dql.evaluation.datasets import BY, known_names, open_datasets
 from regatta.dql.evaluation.python_config import values_of_sweep
 from regatta.dql.evaluation.settings import OPTIMIZER_SETTINGS, SETTINGS, group_key
-from regatta.dql.evaluation.start_models import StartModel, check_inputs, check_targets, staged, start_models
+from regatta.dql.evaluation.start_models import (
+    LayerGroups,
+    StartModel,
+    check_inputs,
+    check_targets,
+    names_of_layers_with_weights,
+    parameters_of_layers,
+    staged,
+    start_models,
+)
 from regatta.dql.evaluation.vary import axis_space, count_configurations, make_search
 from regatta.dql.networks.bound_networks import inner_derivation
 from regatta.dql.networks.derived_models import DerivedModel
-from regatta.dql.networks.layer_sets import NamedLayers
-from regatta.dql.networks.operators import derived_models
+from regatta.dql.networks.layer_sets import NamedLayers, listed_layers
+from regatta.dql.networks.operators import derived_models, must_run_first
 from regatta.dql.parse import QueryError
 from regatta.dql.run import QueryContext, make_versions
 from regatta.errors import RegattaError, UsageError, nearest
@@ -48,6 +57,7 @@ class PreparedEvaluation:
     dataset: Dataset
     search: Search
     goal: Goal
+    groups: LayerGroups
 
     @property
     def names(self) -> dict[str, str]:
@@ -107,6 +117,7 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> PreparedE
     except UsageError as error:
         place = query.using if query.using is not None else (query.axes or (query,))[0]
         raise QueryError(error.message, query.text, place.span, hint=error.hint) from error
+    groups = _layer_groups(query, config, models)
     dataset = (
         config.sweep.dataset if config.sweep is not None else open_datasets(names, config, values, context.repo.folder)
     )
@@ -114,7 +125,7 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> PreparedE
     if config.sweep is None:
         check_targets(models, dataset, values["loss"])
     _warn_of_late_rules(context, query, goal, dataset, search)
-    return PreparedEvaluation(query, models, config, values, dataset, search, goal)
+    return PreparedEvaluation(query, models, config, values, dataset, search, goal, groups)
 
 
 @contextmanager
@@ -125,9 +136,6 @@ def swept(context: QueryContext, prepared: PreparedEvaluation, options: Mapping[
     from regatta.sweep import Sweep
 
     query, values, theirs = prepared.query, prepared.values, prepared.config.sweep
-    parts: list[BoundSetting | BoundAxis] = [*query.settings, *query.axes]
-    groups = {part.key: part.selector for part in parts if part.selector is not None}
-    groups = {**{group_key(each.selector.text, each.rate): each.selector for each in prepared.config.rates}, **groups}
     workers = options.get("workers", values.get("workers"))
     cluster = options.get("cluster") or (
         theirs.cluster if theirs is not None and workers is None else Cluster.local(workers)
@@ -139,7 +147,7 @@ def swept(context: QueryContext, prepared: PreparedEvaluation, options: Mapping[
     if theirs is not None:
         kinds = ("loss_fn", "train_fn", "eval_fn", "input_fn", "transform_fn")
         functions = {kind: getattr(theirs.recipe, kind) for kind in kinds}
-    with staged(prepared.models, groups, context.repo.folder) as models:
+    with staged(prepared.models, prepared.groups, context.repo.folder) as models:
         yield Sweep(
             prepared.dataset, prepared.search, models, **functions, epochs=prepared.goal.epochs,
             metric=prepared.goal.metric, mode=prepared.goal.mode, seed=prepared.goal.seed, framework="torch",
@@ -149,13 +157,19 @@ def swept(context: QueryContext, prepared: PreparedEvaluation, options: Mapping[
 
 
 def plan_evaluation(context: QueryContext, query: BoundEvaluate, analyze: bool) -> Mapping[str, Any]:
-    """What would be trained. With `analyze`, a few batches of each model are, for the planner's time and memory."""
+    """What would be trained. With `analyze`, a few batches of each model are, for the planner's time and memory.
+
+    If the query reads from one which makes versions, the models are not known before that has run.
+    """
     from regatta.dql.run import plan
 
     inner = inner_derivation(query.models.sources)
     sources = plan(context, query.models if inner is None else inner, analyze)
+    if must_run_first(query.models):
+        return {"kind": "evaluate", "from": sources}
     prepared = prepare_evaluation(context, query)
     found: dict[str, Any] = {
+        "kind": "evaluate",
         "trains": count_configurations(len(prepared.models), query.axes, query.using, prepared.goal),
         "models": [{"model": model.name, "key": model.key} for model in prepared.models],
         "epochs": prepared.goal.epochs,
@@ -287,6 +301,24 @@ def _check_metrics(query: BoundEvaluate, values: Mapping[str, Any]) -> None:
     if values["metric"] not in known:
         message, near = f"There will be no metric {values['metric']!r:.60}.", nearest(values["metric"], known)
         raise _at(query, "metric", message, hint, near)
+
+
+def _layer_groups(query: BoundEvaluate, config: Config, models: Sequence[StartModel]) -> LayerGroups:
+    """The parameters of each rate of layers, by model; a model without such layers is refused."""
+    parts: list[BoundSetting | BoundAxis] = [*query.settings, *query.axes]
+    selectors = {group_key(each.selector.text, each.rate): each.selector for each in config.rates}
+    selectors |= {part.key: part.selector for part in parts if part.selector is not None}
+    found = {model.key: parameters_of_layers(model, selectors) for model in models if selectors}
+    for model in models if selectors else ():
+        for key in (key for key, parameters in found[model.key].items() if not parameters):
+            names = names_of_layers_with_weights(model)
+            message = f"config.{key} is the rate of layers, but {model.name} has none of them with weights."
+            near = nearest(selectors[key].text, [name for each in names.values() for name in each])
+            error = _at(query, key, message, f"Its layers with weights are {listed_layers(list(names))}.", near)
+            if not isinstance(error, QueryError):
+                error.place = str(config.path)
+            raise error
+    return found
 
 
 def _at(query: BoundEvaluate, key: str, message: str, hint: str, candidates: Sequence[str] = ()) -> UsageError:

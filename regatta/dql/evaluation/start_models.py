@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from regatta.data import Dataset
 from regatta.dql.networks.derived_models import DEFAULT_SEED, DerivedModel, network_of
@@ -142,34 +142,38 @@ def _agree(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
     )
 
 
+LayerGroups: TypeAlias = Mapping[str, Mapping[str, tuple[str, ...]]]  # names of parameters, by model and rate
+
+
+def parameters_of_layers(model: StartModel, selectors: Mapping[str, SelectorPattern]) -> dict[str, tuple[str, ...]]:
+    """The names of the trainable parameters of the layers that each selector names."""
+    from regatta.network.torch.start_models import parameter_names
+
+    names = NamedLayers(model.network).names
+    layers = {
+        key: [id for id, known in names.items() if selector.match(known) is not None]
+        for key, selector in selectors.items()
+    }
+    return {key: parameter_names(model.network, found) for key, found in layers.items()}
+
+
+def names_of_layers_with_weights(model: StartModel) -> dict[str, tuple[str, ...]]:
+    """The names by which selectors can name each layer that has weights."""
+    names = NamedLayers(model.network).names
+    return {node.id: tuple(filter(None, names[node.id])) for node in model.network.nodes if node.parameters}
+
+
 @contextmanager
-def staged(
-    models: Sequence[StartModel], groups: Mapping[str, SelectorPattern], repository: Path
-) -> Iterator[StartModels]:
+def staged(models: Sequence[StartModel], groups: LayerGroups, repository: Path) -> Iterator[StartModels]:
     """The models in files. They are removed at the end, unless a run has taken them."""
-    from regatta.network.torch.start_models import StartModels, parameter_names, write_model
+    from regatta.network.torch.start_models import StartModels, write_model
 
     folder = Path(tempfile.mkdtemp(prefix=STAGING, dir=repository))
     try:
-        digests, names = dict[str, str](), dict[str, dict[str, tuple[str, ...]]]()
-        for model in models:
-            names[model.key] = {
-                value: parameter_names(model.network, _layers(model, selector)) for value, selector in groups.items()
-            }
-            for value, found in names[model.key].items():
-                if not found:
-                    raise UsageError(
-                        f"config.{value} is the rate of layers, but {model.name} has none of them with weights.",
-                        hint="regatta desc shows its layers.",
-                    )
-            digests[model.key] = write_model(
-                folder / f"{model.key}{STATE_SUFFIX}", model.network, model.weights(), model.name
-            )
-        yield StartModels(digests, names if groups else {}, folder)
+        digests = {
+            model.key: write_model(folder / f"{model.key}{STATE_SUFFIX}", model.network, model.weights(), model.name)
+            for model in models
+        }
+        yield StartModels(digests, groups, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _layers(model: StartModel, selector: SelectorPattern) -> list[str]:
-    names = NamedLayers(model.network).names
-    return [id for id, known in names.items() if selector.match(known) is not None]

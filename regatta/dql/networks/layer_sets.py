@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from regatta.dql.bound import And, BoundPart, Constant, Has, LayerPath, Not, NotEmpty, Or, PathStep
 from regatta.dql.selectors import Captures
 from regatta.network.aliases import layer_names
 from regatta.network.graph import Network
+
+MAX_LISTED = 20  # layers in an error
 
 
 class NamedLayers:
@@ -78,3 +80,10 @@ class NamedLayers:
         if test is None:
             return found
         return {id for id in found if test.matches(self.network.by_id[id], self.names[id])}
+
+
+def listed_layers(ids: Sequence[str]) -> str:
+    """The first layers of many, for an error."""
+    return (
+        ", ".join(ids) if len(ids) <= MAX_LISTED else f"{', '.join(ids[:MAX_LISTED])} and {len(ids) - MAX_LISTED} more"
+    )

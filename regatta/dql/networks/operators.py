@@ -44,13 +44,14 @@ def plan_derived(context: QueryContext, query: BoundDerivation, analyze: bool) -
     kind = "slice" if isinstance(query, BoundSlice) else "construct"
     inner = inner_derivation(query.models.sources)
     source = plan(context, query.models if inner is None else inner, analyze)
-    if _must_run_first(query):
+    if must_run_first(query.models):
         return {"kind": kind, "from": source}
     models = derived_models(context, query)
     shown = [{name: value for name, value in row.items() if value not in ([], 0)} for row in summary(models)]
     return {"kind": kind, "models_to_make": len(models), "model": shown, "from": source}
 
 
-def _must_run_first(query: BoundDerivation) -> bool:
-    inner = inner_derivation(query.models.sources)
-    return bool(derived_sources(query.models)) if inner is None else _must_run_first(inner)
+def must_run_first(models: BoundSelect) -> bool:
+    """Whether a query in this one must make versions before its models are known: an explanation must not."""
+    inner = inner_derivation(models.sources)
+    return bool(derived_sources(models)) if inner is None else must_run_first(inner.models)

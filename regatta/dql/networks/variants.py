@@ -21,7 +21,7 @@ from regatta.dql.networks.bound_networks import (
     BoundReplace,
     BoundSet,
 )  # fmt: skip
-from regatta.dql.networks.layer_sets import NamedLayers
+from regatta.dql.networks.layer_sets import NamedLayers, listed_layers
 from regatta.dql.selectors import Captures, SelectorError
 from regatta.dql.templates import with_captures
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
@@ -76,12 +76,11 @@ def construct(
 def name_no_layer(layers: NamedLayers, nodes: LayerPath) -> NotFoundError:
     """The error for a selector that selects nothing."""
     ids = [node.id for node in layers.network.nodes]
-    listed = ", ".join(ids) if len(ids) <= 20 else f"{', '.join(ids[:20])} and {len(ids) - 20} more"
     known = {name for names in layers.names.values() for name in names if name}
     steps = " with its steps" if nodes.steps else ""
     return NotFoundError(
         f"The selector {nodes.selector.text!r:.200}{steps} selects no layer.",
-        hint=f"The layers are {listed}.",
+        hint=f"The layers are {listed_layers(ids)}.",
         candidates=() if nodes.steps else nearest(nodes.selector.text, known),
     )
 

@@ -34,6 +34,7 @@ CONFIGS = {
     "unknown.toml": 'epochs = 2\nbase_rate = 0.1\ninput_data = "digits"\n',
     "wrong.toml": '# a comment\nepochs = "two"\ninput_data = "digits"\n',
     "wrong_rate.toml": 'input_data = "digits"\n[net."conv*"]\nlr = "fast"\n',
+    "wrong_layers.toml": 'input_data = "digits"\n[net."fcc*"]\nlr = 0.1\n',
     "wrong_data.toml": 'input_data = "a"\n[data.a]\ntrain = ["small.npz"]\nvalidation = ["small.npz"]\n',
     "no_eval.toml": 'input_data = "a"\n[data.a]\ntrain = ["small.npz"]\n',
     "no_file.toml": 'input_data = "a"\n[data]\na = "missing.npz"\n',
