@@ -99,6 +99,19 @@ class Relation:
         """Whether the query is an evaluate, which launches a run."""
         return type(self._prepared.query) in LAUNCHERS
 
+    def with_options(self, *, max_models: int | None = None, seed: int | None = None) -> Relation:
+        """The same query with another limit on the models that it may make or train, or another seed of new layers."""
+        for name, value in (("max_models", max_models), ("seed", seed)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise UsageError(f"{name} is a whole number from 0, not {value!r:.60}.")
+        old = self._prepared.context
+        context = replace(
+            old,
+            max_models=old.max_models if max_models is None else max_models,
+            seed=old.seed if seed is None else seed,
+        )
+        return Relation(replace(self._prepared, context=context), self._steps)
+
     # More conditions
 
     def where(self, condition: str, **parameters: Any) -> Relation:

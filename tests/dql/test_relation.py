@@ -92,6 +92,18 @@ def test_a_limit_is_a_whole_number(alexnets: Repo) -> None:
     assert alexnets.query(ALL).limit(0).first() is None
 
 
+def test_options_of_what_is_made(own_alexnets: Repo) -> None:
+    text = 'construct c from m where m.name = "alexnet_avg" mutate m["fc8"].replace = FULL("head", out = 3) into "h"'
+    with pytest.raises(UsageError, match=r"1; 0 is the limit(.|\n)*with_options\(max_models=1\)"):
+        own_alexnets.query(text).with_options(max_models=0).versions()
+    first, second = (own_alexnets.query(text).with_options(max_models=1, seed=seed).first() for seed in (1, 2))
+    assert (first.metadata["seed"], second.metadata["seed"]) == (1, 2)
+    assert (own_alexnets.load(first)["head.weight"] != own_alexnets.load(second)["head.weight"]).any()
+    for wrong in ({"max_models": -1}, {"seed": True}, {"max_models": 1.5}):
+        with pytest.raises(UsageError, match="whole number from 0"):
+            own_alexnets.query(text).with_options(**wrong)  # type: ignore[arg-type]
+
+
 def test_what_iteration_gives(alexnets: Repo) -> None:
     assert all(isinstance(model, Version) for model in alexnets.query(ALL))
     rows = alexnets.query('select m.name, m, m.created from m where m.name = "onnx"')

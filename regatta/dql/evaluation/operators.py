@@ -105,7 +105,7 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> PreparedE
     if count > context.max_models:
         raise UsageError(
             f"The query would train {count:,} models; {context.max_models:,} is the limit.",
-            hint=f"To train them all: --max-models {count}",
+            hint=f"To train them all: --max-models {count}, or with_options(max_models={count}) in Python.",
         )
     keys = [model.key for model in models]
     try:

@@ -124,7 +124,7 @@ def derive(
     if count > max_models:
         raise UsageError(
             f"The query makes {count:,} models of {len(bases):,}; {max_models:,} is the limit.",
-            hint=f"To make them all: --max-models {count}",
+            hint=f"To make them all: --max-models {count}, or with_options(max_models={count}) in Python.",
         )
     from regatta.network.torch.trial_run import TrialRun
 
