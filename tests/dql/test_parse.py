@@ -202,6 +202,10 @@ def test_spans_are_places_in_the_text() -> None:
         ("construct m2 from m1", "The query ends too early.\n  construct m2 from m1\n                      ^\n"
             "Expected: mutate or where."),
         ("select m from m where m.a between 1 or 2", "'or' cannot stand here.\n"),
+        ("select m where m.name like and true",
+            "'and' cannot stand here.\n  select m where m.name like and true\n                             ^^^\n"
+            "Expected: an expression."),
+        ("select m FROM WHERE true", "'WHERE' cannot stand here.\n"),
     ],
 )  # fmt: skip
 def test_a_syntax_error_shows_the_place_and_what_could_stand_there(text: str, message: str) -> None:
@@ -231,6 +235,11 @@ def test_a_huge_query_is_an_error_at_once(text: str, message: str) -> None:
 def test_long_flat_queries_are_fine() -> None:
     found = condition(" or ".join(f"m.x = {number}" for number in range(5000)))
     assert isinstance(found, tree.OrTree) and len(found.operands) == 5000
+
+
+def test_keywords_are_names_after_a_dot_and_kinds_of_layers() -> None:
+    assert condition("m.param.from = 1") == condition('m.param."from" = 1')
+    parse('select m where m["x"] has SELECT and m.Where in [android, orange] and m["x"] has CONV(in = 3)')
 
 
 def test_words_that_may_follow() -> None:
