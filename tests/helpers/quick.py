@@ -20,6 +20,7 @@ LONG_CPU_S = 0.15
 FOLDERS_AND_FILES = (
     "tests/cli/",
     "tests/data/",
+    "tests/dql/",
     "tests/engine/controller/",
     "tests/engine/planning/test_planner.py",
     "tests/engine/profiling/",
@@ -56,6 +57,7 @@ NOT_COLLECTED = (
     "tests/engine/controller/test_lost_workers.py",
     "tests/engine/controller/test_partition_owners.py",
     "tests/network/test_network_keras.py",
+    "tests/pack/test_pack_recipes.py",
     "tests/plan/schedule/test_invariants.py",
     "tests/repo/evaluate/test_evaluate.py",
     "tests/repo/backup/test_backup.py",

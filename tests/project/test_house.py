@@ -144,6 +144,12 @@ def test_the_list_of_tests_that_are_not_quick_is_true() -> None:
     assert [name for name in (*FOLDERS_AND_FILES, *NOT_COLLECTED) if not list(ROOT.glob(f"{name}*"))] == []
 
 
+def test_each_folder_of_tests_has_quick_tests() -> None:
+    rooms = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py") if "fixtures" not in path.parts}
+    assert len(rooms) > 10
+    assert [room for room in sorted(rooms) if not any(f.startswith(f"tests/{room}/") for f in FOLDERS_AND_FILES)] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_reads_easily(document: Path) -> None:
     lines = document.read_text().splitlines()
