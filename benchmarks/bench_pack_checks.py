@@ -16,7 +16,7 @@ from pack_models import CNN, MLP, ROWS, TINY, Family, adam, loaded, need_gpu, ti
 from report import Bar, report
 
 import regatta.pack
-from regatta.pack.checks import check_steps
+from regatta.pack.checks import members_to_check
 from regatta.pack.cuda_graphs import graph_tier
 from regatta.pack.stacked import stacked_tier
 
@@ -32,13 +32,14 @@ def cost(family: Family, members: int, steps: int, device: str) -> tuple[float, 
     data = tuple(part[rows] for part in family.data(device))
     loaded(pack, family, members, adam, device)
     pack.train(data, steps=40)
+    pack.train(data, steps=steps)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(TURNS):
         for checked in (True, False) if turn % 2 else (False, True):
-            chosen = check_steps if checked else lambda *_: []
-            graph_tier.check_steps = stacked_tier.check_steps = chosen  # type: ignore[attr-defined]
+            chosen = members_to_check if checked else lambda *_: []
+            graph_tier.members_to_check = stacked_tier.members_to_check = chosen  # type: ignore[attr-defined]
             seconds[checked].append(timed(lambda: pack.train(data, steps=steps), device, repeats=1))
-    graph_tier.check_steps = stacked_tier.check_steps = check_steps  # type: ignore[attr-defined]
+    graph_tier.members_to_check = stacked_tier.members_to_check = members_to_check  # type: ignore[attr-defined]
     ratios = [with_them / without for with_them, without in zip(seconds[True], seconds[False], strict=True)]
     return 1e3 * statistics.median(seconds[True]) / steps, statistics.median(ratios)
 
