@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from regatta.durable import exclusive
-from regatta.errors import ConflictError, NotFoundError, UsageError
+from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError
 from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.commit import NewSnapshot
 from regatta.store.folder import PackBatch
@@ -233,6 +233,31 @@ def test_old_files_that_were_never_listed_are_deleted(store: ParameterStore, clo
     store.gc(grace=4)
     assert (orphan.exists(), half.exists(), strange.exists()) == (False, False, True)
     assert np.array_equal(store.get(kept)["w"], weights(1))
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_nothing_is_deleted_while_a_needed_tensor_is_not_in_its_pack(store: ParameterStore, archived: bool) -> None:
+    """A damaged index may name another pack file, or one that can no longer be read. Then gc would delete the copy."""
+    kept, other = (store.put({"w": weights(seed)}, reference=str(seed)) for seed in (1, 2))
+    tensor, foreign = (store.manifest(snapshot).tensors["w"].id for snapshot in (kept, other))
+    if archived:  # the old form is still in its pack file
+        store.reencode({tensor: (encoding_named("raw").id, None)})
+        path = store.folder.path(store.index.stored(tensor).segments[0].pack)
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        elsewhere = store.index.stored(foreign).segments[0].pack
+        with store.index.transaction():
+            values = bytes.fromhex(elsewhere), bytes.fromhex(tensor)
+            store.index._run("UPDATE segments SET pack = ? WHERE tensor = ?", *values)
+    before = packs(store)
+    with pytest.raises(CorruptError, match="does not hold it as the index says"):
+        store.gc(grace=0.0)
+    assert packs(store) == before
+    store.close()
+    ParameterStore.rebuild(store.path)
+    with ParameterStore.open(store.path, threads=1) as again:
+        assert again.gc(grace=0.0).packs == int(archived)
+        assert np.array_equal(again.get(kept)["w"], weights(1)) and np.array_equal(again.get(other)["w"], weights(2))
 
 
 def test_a_pack_that_is_stored_again_is_not_deleted(store: ParameterStore, clock: Clock) -> None:
