@@ -11,13 +11,13 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from regatta.durable import FileLock, exclusive, is_nearly_full, reserve
+from regatta.durable import FileLock, exclusive, fsync_path, is_nearly_full, reserve
 from regatta.errors import ConflictError, CorruptError, DiskError, RegattaError, UsageError
 from regatta.paths import USERS_LOCK, has_packs
 from regatta.store.sqlite import sqlite3
@@ -179,9 +179,9 @@ class Database:
         try:
             return self._connect(uri, self._set_up)
         except DiskError:
-            if self.without_log:
+            if self.without_log and not self._write_log_back(uri):
                 raise
-            self.without_log = True  # a quota, which the size of the disk does not show
+            self.without_log = True  # if it was not: a quota, which the size of the disk does not show
             return self._connect(uri, self._set_up)
         except ConflictError:
             if not self.without_log:
@@ -191,6 +191,36 @@ class Database:
             with suppress(sqlite3.OperationalError):
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return db
+
+    def _write_log_back(self, uri: str) -> bool:
+        """Write the log that a killed process left into the file, in the room that the log takes; False without a log.
+
+        SQLite would need room for both. No other process uses the file: it would have kept this one from opening it.
+        """
+        log = self.path.with_name(f"{self.path.name}-wal")
+        if not log.exists() or not log.stat().st_size:
+            return False
+        connecting = sqlite3.connect(uri, timeout=FULL_DISK_TIMEOUT_S, isolation_level=None, uri=True)
+        with closing(connecting) as db, self._executing():
+            self._lock_whole_file(db)
+            content = bytearray(db.serialize())
+        content[_LOG_OFFSET : _LOG_OFFSET + len(_WITHOUT_LOG)] = _WITHOUT_LOG
+        try:
+            os.truncate(log, 0)
+            self.path.write_bytes(content)
+            fsync_path(self.path)
+            log.unlink()
+        except OSError as error:
+            raise DiskError(
+                f"The {self.what} cannot be written: {error.strerror}.", place=str(self.path), hint=self.remedy
+            ) from error
+        return True
+
+    def _lock_whole_file(self, db: sqlite3.Connection) -> None:
+        """Keep all other processes out of the file; what one of them shared with others before it died takes room."""
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("SELECT 1 FROM sqlite_master").fetchall()
+        self.path.with_name(f"{self.path.name}-shm").unlink(missing_ok=True)
 
     def _leave_log(self) -> None:
         """Mark a file that has no log as one that needs none: SQLite would make an empty log to find that out."""
@@ -237,7 +267,7 @@ class Database:
     def _configure(self, db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file
         if self.without_log:
-            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._lock_whole_file(db)
         db.execute(f"PRAGMA journal_mode = {'MEMORY' if self.without_log else 'WAL'}")
         db.execute("PRAGMA synchronous = FULL")
 

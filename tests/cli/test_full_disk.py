@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,29 @@ def test_what_frees_room_needs_none(full_repository: Path, capsys: pytest.Captur
         assert [each.number for each in repo.versions(order="oldest")] == [4, 5, 6]
         assert repo.commit("net", {"w": np.ones(10)}, git=False).number == 7
         assert repo.fsck("deep").clean
+
+
+def test_a_killed_process_leaves_no_locked_repository(small_disk: Path, tmp_path: Path) -> None:
+    """It leaves the logs of SQLite. To write them back, SQLite needs room beside them."""
+    code = (
+        "import os, signal, numpy as np\nfrom regatta.repo import Repo\nrepo = Repo.init('.')\n"
+        "for n in range(6): repo.commit('net', {'w': np.random.random(20_000)}, hyperparameters={'n': n}, git=False)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=small_disk, check=False)
+    logs = [small_disk / ".regatta" / "catalog.sqlite-wal", small_disk / ".regatta" / "store" / "index.sqlite-wal"]
+    assert all(log.stat().st_size for log in logs)
+    fill(small_disk)
+    os.chdir(small_disk)
+    assert main(["list"]) == 0
+    assert main(["checkout", "net@3", str(tmp_path / "w.safetensors")]) == 0
+    assert main(["fsck", "--depth", "deep"]) == 0
+    assert main(["delete", "net@2"]) == 0
+    assert main(["gc", "--grace", "0"]) == 0
+    assert room(small_disk) > 100_000
+    with Repo.open(small_disk) as repo:
+        assert [each.number for each in repo.versions(order="oldest")] == [1, 3, 4, 5, 6]
+        assert repo.version("net").hyperparameters == {"n": 5} and repo.fsck("deep").clean
 
 
 def test_a_deleted_run_frees_room_at_once(full_repository: Path) -> None:
