@@ -94,7 +94,7 @@ def check_repo(repo: Repo, depth: store_fsck.Depth, repair: bool, rebuild: bool 
     if repair or rebuild:
         repo.check_writable()
     whole = depth != "structure"
-    found = _Findings(catalog_problems(repo.catalog, whole))
+    found = _Findings(catalog_problems(repo.catalog, whole or repair))
     if repair and found.problems:
         repo.catalog, found.repaired, found.lost = repair_catalog(repo.catalog, _names_in_store(repo.folder))
     store = _check_store(repo, depth, repair, rebuild, found)

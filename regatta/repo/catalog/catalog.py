@@ -11,12 +11,12 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError, nearest
+from regatta.errors import ConflictError, CorruptError, DiskError, NotFoundError, RegattaError, UsageError, nearest
 from regatta.paths import VERSION_LOG
 from regatta.repo.catalog import entries
 from regatta.repo.catalog.migrations import OLDEST_READABLE, STEPS, add_layer_names, migrate, steps_done
@@ -26,7 +26,7 @@ from regatta.repo.catalog.queries import VERSION, Filters
 from regatta.repo.catalog.records import Link, MetricPoint, Records, RunEntry, SnapshotRecord, Tag, Version, Versions
 from regatta.repo.catalog.version_log import REMEDY, Key, LogPosition, VersionLog
 from regatta.repo.file_store import FileEntry
-from regatta.store.database import Database
+from regatta.store.database import Database, reads_rows
 from regatta.store.sqlite import sqlite3
 
 MIN_SPARSE_BYTES, SPARSE_SHARE = 2**16, 0.5  # a larger log is written again if fewer of its lines are up to date
@@ -68,7 +68,7 @@ class Catalog(Database):
         try:
             self._run("PRAGMA foreign_keys = ON")
             if not read_only and self._is_behind():
-                with self.transaction():
+                with suppress(DiskError), self.transaction():  # without room, what the catalog has can still be read
                     pass
         except BaseException:
             self.close()
@@ -191,10 +191,21 @@ class Catalog(Database):
         try:
             self._set_position(self.log.append(position, changes))
             self._run("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if self._db.in_transaction:
                 self.log.cut(position.bytes)
+            elif isinstance(error, RegattaError):
+                self._take_back(position)
             raise
+
+    def _take_back(self, position: LogPosition) -> None:
+        """Remove the lines of a transaction that SQLite has rolled back by itself, as it does on a full disk.
+
+        With it, SQLite let go of the lock. So another process may have continued the log, and made them count.
+        """
+        with suppress(RegattaError), self.rolled_back():
+            if self.log_position() == position:
+                self.log.cut(position.bytes)
 
     def _set_position(self, position: LogPosition) -> None:
         self._run("DELETE FROM version_log")
@@ -347,6 +358,7 @@ class Catalog(Database):
         rows = self._all("SELECT series FROM run WHERE name = ? ORDER BY started DESC LIMIT 1", run)
         return str(rows[0][0]) if rows else None
 
+    @reads_rows
     def metrics(self, version: Version) -> Records[MetricPoint]:
         query = "SELECT name, step, value FROM metric WHERE version = ? ORDER BY name, step"
         rows = self._all(query, version.key)
@@ -376,6 +388,7 @@ class Catalog(Database):
         """Whether a run has versions."""
         return bool(self._all("SELECT 1 FROM model_version WHERE run = ? LIMIT 1", series))
 
+    @reads_rows
     def network(self, digest: str | None) -> dict[str, Any] | None:
         rows = self._all("SELECT json FROM network WHERE hash = ?", digest) if digest is not None else []
         return dict(json.loads(rows[0][0])) if rows else None
@@ -386,6 +399,7 @@ class Catalog(Database):
             return Records(Tag(*row) for row in self._all(f"{query} WHERE t.version = ? ORDER BY t.name", version.key))
         return Records(Tag(*row) for row in self._all(f"{query} ORDER BY t.name"))
 
+    @reads_rows
     def run(self, series: str | None) -> RunEntry | None:
         query = "SELECT series, name, folder, status, started, metric, mode, header FROM run WHERE series = ?"
         rows = self._all(query, series) if series is not None else []

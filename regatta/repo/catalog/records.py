@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regatta.errors import MissingExtraError
+from regatta.errors import CorruptError, MissingExtraError
 from regatta.repo.file_store import FileEntry
 
 if TYPE_CHECKING:
@@ -85,28 +86,30 @@ class Version:
 
     @property
     def when(self) -> datetime:
-        return datetime.fromtimestamp(self.created, UTC)
+        with _reading():
+            return datetime.fromtimestamp(self.created, UTC)
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        return dict(json.loads(self._metadata))
+        return _parsed(self._metadata)
 
     @cached_property
     def git(self) -> dict[str, Any] | None:
         """{"commit", "branch", "dirty"} of the git working tree at the time of the commit."""
-        return None if self._git is None else dict(json.loads(self._git))
+        return None if self._git is None else _parsed(self._git)
 
     @cached_property
     def hyperparameters(self) -> dict[str, Any]:
-        return dict(json.loads(self._hyperparameters))
+        return _parsed(self._hyperparameters)
 
     @cached_property
     def metrics(self) -> dict[str, MetricRange]:
         """The range of each metric; `Repo.metrics` has all values."""
-        return {
-            name: MetricRange(_number(low), _number(high), _number(last), *steps)
-            for name, (low, high, last, *steps) in json.loads(self._metrics).items()
-        }
+        with _reading():
+            return {
+                name: MetricRange(_number(low), _number(high), _number(last), *steps)
+                for name, (low, high, last, *steps) in _parsed(self._metrics).items()
+            }
 
     def fields(self, *names: str) -> dict[str, Any]:
         """The values of these attributes by name, for JSON."""
@@ -279,6 +282,23 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else str(value)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Fields are parsed when they are read, long after SQLite gave them: it does not see that a bit has flipped."""
+    try:
+        yield
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        raise CorruptError(
+            f"The catalog has content that cannot be read: {error!s:.200}.",
+            hint="`regatta fsck --repair` makes a new one from the version log.",
+        ) from error
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    with _reading():
+        return dict(json.loads(text))
 
 
 def _number(value: float | str | None) -> float:

@@ -10,6 +10,7 @@ import pytest
 
 from regatta.errors import CorruptError, DiskError, NewerVersionError
 from regatta.repo import Repo
+from regatta.repo.catalog.catalog import Catalog
 from regatta.repo.catalog.version_log import LogLine, VersionLog, parse_log
 
 
@@ -132,12 +133,18 @@ def test_a_change_between_the_log_and_the_catalog_is_not_damage(repo: Repo, tmp_
     assert repo.version("late")
 
 
-def test_a_commit_that_fails_leaves_no_line(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_commit_that_fails_leaves_no_line(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
+) -> None:
+    """On a full disk, SQLite rolls a transaction back by itself."""
     size = repo.catalog.log.size()
     run = repo.catalog._run
 
     def full(statement: str, *values: Any) -> int:
         if statement == "COMMIT":
+            if rolled_back:
+                run("ROLLBACK")
             raise DiskError("No space left.")
         return run(statement, *values)
 
@@ -146,6 +153,41 @@ def test_a_commit_that_fails_leaves_no_line(repo: Repo, monkeypatch: pytest.Monk
         repo.commit("never", git=False)
     monkeypatch.undo()
     assert repo.catalog.log.size() == size and not repo.versions("never") and repo.fsck("deep").clean
+    with Repo.open(tmp_path) as again:
+        assert not again.versions("never")
+
+
+def test_reading_needs_no_room_for_a_change_that_only_the_log_has(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another process has the catalog open on a full disk, it cannot catch up with its log."""
+    position = repo.catalog.log_position()
+    assert position is not None
+    repo.catalog.log.append(position, {("tag", "late"): {"version": repo.version("net").id, "created": 1.0}})
+
+    def full(self: Catalog) -> None:
+        raise DiskError("No space left.")
+
+    monkeypatch.setattr(Catalog, "_catch_up", full)
+    with Repo.open(tmp_path) as other:
+        assert [tag.name for tag in other.tags()] == ["best"]
+        with pytest.raises(DiskError):
+            other.tag("net", "more")
+    monkeypatch.undo()
+    with Repo.open(tmp_path) as other:
+        assert [tag.name for tag in other.tags()] == ["best", "late"]
+
+
+@pytest.mark.parametrize("column", ["hyperparameters", "metadata", "metrics", "git", "created"])
+def test_fields_that_cannot_be_read_are_damage(repo: Repo, column: str) -> None:
+    """They are parsed when they are read."""
+    repo.catalog._run(f"UPDATE model_version SET {column} = '{{\"n\": [1}}' WHERE name = 'net'")
+    version = repo.version("net")
+    with pytest.raises(CorruptError, match="catalog has content that cannot be read"):
+        getattr(version, "when" if column == "created" else column)
+    assert not repo.fsck("deep").clean
+    repo.fsck(repair=True)
+    assert repo.fsck("deep").clean and repo.version("net").hyperparameters == {"n": 3}
 
 
 def test_gc_writes_a_log_of_old_lines_again(repo: Repo) -> None:
