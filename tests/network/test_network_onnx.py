@@ -109,6 +109,42 @@ def test_an_undefined_operand_is_refused(tmp_path: Path) -> None:
         from_onnx(tmp_path / "x.onnx")
 
 
+@pytest.mark.parametrize("place", ["initializer", "constant", "branch", "function"])
+def test_sparse_weights_are_refused_wherever_they_are(tmp_path: Path, place: str) -> None:
+    values, places = numpy_helper.from_array(np.ones(1, "f4"), "thin"), numpy_helper.from_array(np.zeros(1, "i8"), "at")
+    sparse = helper.make_sparse_tensor(values, places, [3, 3])
+    constant = helper.make_node("Constant", [], ["thin"], sparse_value=sparse)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    relu = helper.make_node("Relu", ["thin"], ["y"])
+    nodes, functions = [constant, relu], []
+    if place == "initializer":
+        nodes = [relu]
+    if place == "branch":
+        branch = helper.make_graph(nodes, "branch", [], [result])
+        nodes = [helper.make_node("If", ["wanted"], ["y"], then_branch=branch, else_branch=branch)]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    if place == "function":
+        functions = [helper.make_function("own", "F", [], ["y"], nodes, opsets[:1])]
+        nodes = [helper.make_node("F", [], ["y"], domain="own")]
+    inputs = [helper.make_tensor_value_info("wanted", TensorProto.BOOL, [])]
+    graph = helper.make_graph(nodes, "g", inputs, [result], sparse_initializer=[sparse] * (place == "initializer"))
+    onnx.save(helper.make_model(graph, functions=functions, opset_imports=opsets), tmp_path / "x.onnx")
+    with pytest.raises(DataError, match="'thin' is sparse"):
+        from_onnx(tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize("numbers", [[np.nan], [np.inf]])
+def test_sizes_that_are_no_numbers_are_not_folded(tmp_path: Path, numbers: list[float]) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["a"], ["b"], to=TensorProto.INT64), helper.make_node("Relu", ["a"], ["c"]),
+         helper.make_node("Constant", [], ["text"], value_string="words"), helper.make_node("Relu", ["text"], ["d"])],
+        "g", [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "bcd"],
+        [numpy_helper.from_array(np.array(numbers, "f4"), "a")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph), tmp_path / "x.onnx")
+    assert [node.get("type") for node in from_onnx(tmp_path / "x.onnx").nodes if node.kind == "OTHER"][:1] == ["Cast"]
+
+
 def test_custom_operators_are_kept_as_other(tmp_path: Path) -> None:
     graph = helper.make_graph(
         [helper.make_node("Sparkle", ["x"], ["y"], domain="mine", power=3, note="hi")], "g",

@@ -20,7 +20,7 @@ from regatta.errors import DataError, MissingExtraError, NotFoundError
 from regatta.network.builder import Builder
 from regatta.network.graph import MAX_RANK, MAX_SIZE, Network, Parameter, Shape
 from regatta.network.onnx.from_operators import ConstantTensor, Given, NodeOutput, Op, Sizes, translate
-from regatta.network.onnx.limits import check_nodes, computes_little
+from regatta.network.onnx.limits import check_dense, check_nodes, computes_little
 from regatta.network.onnx.shapes import Dims, output_dims, shape_of
 from regatta.network.onnx.subgraphs import functions_of, outer_names, sizes_inside, tensors_inside
 
@@ -36,6 +36,7 @@ def from_onnx(path: str | os.PathLike[str], *, name: str = "") -> Network:
     path = Path(path)
     model = load_onnx(path)
     check_nodes(model, str(path))
+    check_dense(model, str(path))
     return _OnnxReader(model, name or path.stem).network()
 
 

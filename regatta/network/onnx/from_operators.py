@@ -119,7 +119,7 @@ def translate(op: Op) -> Made | Given:
     try:
         sizes = _fold_sizes(op)
         return sizes if sizes is not None else _OPS[op.type](op)
-    except (KeyError, UnknownOperator):
+    except (LookupError, OverflowError, TypeError, UnknownOperator, ValueError):  # such as sizes that are no numbers
         settings = {name: value for name, value in op.settings.items() if value is not None}
         return Made("OTHER", op.operands, {**dict(list(settings.items())[:60]), "type": op.type})
 

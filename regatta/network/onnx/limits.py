@@ -80,3 +80,24 @@ def _length(tensor: onnx.TensorProto) -> int:
 
     computed = len(tensor.dims) <= 1 and tensor.data_type in (TensorProto.INT32, TensorProto.INT64)
     return math.prod(tensor.dims) if computed else 0
+
+
+def check_dense(model: onnx.ModelProto, place: str) -> None:
+    """Refuse sparse weights, wherever they are: they would be left out."""
+    graphs, nodes = [model.graph], [node for function in model.functions for node in function.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            nodes += graph.node
+            sparse = [tensor.values.name for tensor in graph.sparse_initializer]
+        else:
+            node = nodes.pop()
+            graphs += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+            graphs += [each for attribute in node.attribute for each in attribute.graphs]
+            sparse = [node.output[0] for attribute in node.attribute if attribute.HasField("sparse_tensor")]
+        if sparse:
+            raise DataError(
+                f"The weight {sparse[0]!r:.80} is sparse; dense weights can be read.",
+                place=place,
+                hint="Save the model with dense weights, or add it with --as file.",
+            )
