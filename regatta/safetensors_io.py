@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_VALUES = 5_000_000  # each takes far more memory than its text; a tensor has about ten
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
 
@@ -81,6 +82,9 @@ def split_header(content: memoryview) -> Header:
 
 
 def parse_header(text: bytes) -> Header:
+    values = sum(text.count(sign) for sign in (b",", b"[", b"{"))
+    if values > MAX_HEADER_VALUES:
+        raise HeaderError(f"its header has {values:,} values, more than the {MAX_HEADER_VALUES:,} allowed")
     try:
         content = json.loads(text.decode())
     except (ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ MAX_POINTS = 4_000_000  # values of all metrics
 MAX_NESTED = 100_000  # elements of a tuple in a pickle, those of tuples in it as well
 MAX_LEVELS = 100  # of values in values in a YAML text, and parts of a dotted name in TOML
 MAX_NUMBER_CHARACTERS = 1_000
-_DIGITS = re.compile(rf"[0-9_]{{{MAX_NUMBER_CHARACTERS + 1},}}")
+_DIGITS = re.compile(rf"0x[0-9a-fA-F_]{{{MAX_NUMBER_CHARACTERS - 1},}}|[0-9_]{{{MAX_NUMBER_CHARACTERS + 1},}}")
 _DOTTED = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MAX_LEVELS}}}""")
 MAX_TENSOR_GROWTH, SMALL_BYTES = 4, 2**26  # tensors may take this many times the bytes of their file, or SMALL_BYTES
 

@@ -89,6 +89,7 @@ ATTACKS = {
     ),
     "digits.json": ('{"a": 0.' + "1" * 20_000_000 + "}", "digits in a number; 1,000 is the limit"),
     "digits.toml": ("a = 0." + "1" * 2_000_000, "digits in a number; 1,000 is the limit"),
+    "hexadecimal.toml": ("a = 0x" + "f" * 3_000_000, "digits in a number; 1,000 is the limit"),
     "lists.json": ("[" + "[]," * 20_000_000 + "[]]", "JSON values; 2,000,000 is the limit"),
     "lists.jsonl": ("{}\n" * 20_000_000, "JSON values; 2,000,000 is the limit"),
 }
@@ -135,6 +136,13 @@ def test_onnx_functions_that_call_each_other_are_counted(tmp_path: Path) -> None
     nodes = [helper.make_node("f0", ["a"], ["y"], domain="own")]
     (tmp_path / "net.onnx").write_bytes(onnx_model(nodes, {"a": [1]}, "y", functions))
     assert "nodes in the model" in outcome(tmp_path / "net.onnx")
+
+
+def test_a_header_of_many_values_is_refused(tmp_path: Path) -> None:
+    """Each takes twenty times the memory of its text."""
+    header = b'{"a":[' + b"[]," * 30_000_000 + b"[]]}"
+    (tmp_path / "net.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "60,000,003 values, more than the 5,000,000 allowed" in outcome(tmp_path / "net.safetensors")
 
 
 class Call:
