@@ -218,6 +218,8 @@ class Repair:
     def _publish(self, packing: PackBatch, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
         index, now = self.index, self.store.clock()
         with index.transaction():
+            # A copy of all that was in a bad pack has its name: it is the hash of the content.
+            self._put_aside(self.bad_packs.keys() & {sealed.id for sealed in packing.sealed})
             self.store.folder.place(packing.sealed)
             for sealed in packing.sealed:
                 index.add_pack(sealed.id, sealed.bytes, LOCAL, now)
@@ -228,10 +230,11 @@ class Repair:
                 placed = packing.manifests().get(snapshot, (record, pack))
                 index.store_snapshot(*placed, [member.id for member in manifest.tensors.values()], now)
             self._give_up(manifests)
+            self._put_aside(self.bad_packs.keys() - {sealed.id for sealed in packing.sealed})
             index.retire_packs(now)
 
     def _give_up(self, manifests: Iterable[str]) -> None:
-        """Mark what was found nowhere as lost, and move bad pack files aside."""
+        """Mark what was found nowhere as lost."""
         for tensor, why in self.suspects.items():
             if tensor in self.good:
                 self.repaired.append(f"Tensor {tensor} was found intact.")
@@ -245,8 +248,11 @@ class Repair:
                 self.repaired.append(f"The manifest of snapshot {snapshot} was found intact.")
             else:
                 self.lost.append(f"The manifest of snapshot {snapshot}: {why}")
-        for pack in self.bad_packs:
+
+    def _put_aside(self, packs: Iterable[str]) -> None:
+        for pack in packs:
             self.index.drop_segments(pack)
             self.index.drop_packs([pack])
             if (aside := self.store.folder.put_aside(pack)) is not None:
+                self.store.folder.forget(pack)
                 self.repaired.append(f"Pack {pack} was moved aside to {aside}.")

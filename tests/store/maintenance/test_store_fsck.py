@@ -407,3 +407,18 @@ def test_a_repair_of_a_sound_store_changes_nothing(store: ParameterStore) -> Non
     findings = store.fsck("deep", repair=True)
     assert (findings.clean, findings.repaired, findings.lost) == (True, (), ())
     assert (set(store.folder.packs.iterdir()), list(store.entries())) == before
+
+
+@pytest.mark.parametrize("damage", ["index", "pack"])
+def test_a_copy_with_the_name_of_a_bad_pack_stays(store: ParameterStore, damage: str) -> None:
+    """The name is the hash of the content, so a copy of all that is in a bad pack has the same."""
+    store.put({"w": weights(9)}, reference="9")
+    path = pack_of(store, tensor(store, "9"))
+    if damage == "index":
+        store.index._run("UPDATE packs SET bytes = bytes + 8 WHERE pack = ?", bytes.fromhex(path.stem))
+    else:
+        change(path, lambda data: data + b"more")
+    findings = store.fsck("deep", repair=True)
+    assert findings.problems and findings.lost == ()
+    assert store.fsck("deep").clean and all_there(store, "0", "1", "2")
+    assert np.array_equal(store.get(store.references()["9"])["w"], weights(9))
