@@ -15,7 +15,7 @@ from regatta.paths import bytes_on_disk
 from regatta.store.archive.archive import DEFAULT_BUDGET, archive
 from regatta.store.archive.candidates import EdgeEstimates, lineage
 from regatta.store.archive.speeds import Speeds
-from regatta.store.format.encodings import ENCODINGS
+from regatta.store.format.encodings import ENCODINGS, encoding_named
 from regatta.store.store import ParameterStore
 
 SPEEDS = Speeds({(one.id, width): 4e10 if one.name == "raw" else 1e9 for one in ENCODINGS.values() for width in (4, 8)})
@@ -136,6 +136,18 @@ def test_what_would_not_shrink_stays_as_it_is(store: ParameterStore, monkeypatch
     assert report.moved == 0
     assert (list(store.entries()), set(store.folder.packs.iterdir())) == (entries, packs)
     assert packs_on_disk(store) == before
+
+
+def test_a_delta_becomes_a_whole_tensor_only_where_the_disk_gets_no_fuller(store: ParameterStore) -> None:
+    base = np.random.default_rng(1).normal(size=30_000).astype(np.float32)
+    snapshots = [store.put({"w": base * np.float32(factor)}, reference=f"{factor}") for factor in (1, 1.0001)]
+    first, second = (store.manifest(snapshot).tensors["w"].id for snapshot in snapshots)
+    plain = store.index.stored(second).encoding
+    store.reencode({second: (encoding_named("subtract").id, first)})
+    before, entries = packs_on_disk(store), list(store.entries())
+    assert store.reencode({second: (plain, None)}, only_smaller=True) == 0
+    assert (packs_on_disk(store), list(store.entries())) == (before, entries)
+    assert store.reencode({second: (plain, None)}) == 1
 
 
 def test_the_default_budget_lets_no_snapshot_take_longer_than_now_or_the_factor(store: ParameterStore) -> None:
