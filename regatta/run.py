@@ -217,11 +217,13 @@ class Run:
     def retry(self, config: str | Mapping[str, Scalar] | None = None) -> list[dict[str, Any]]:
         """Train a configuration that failed again, from its last good state; by default all that failed.
 
-        Returns what was done, for each of them.
+        Returns what was done, for each of them. Those that wait already to be tried again are left out.
         """
+        from regatta.engine.controller.requests import expected_record
+
         if config is not None:
             return [self._ask("retry", config)]
-        record = RunRecord.read(self.folder / JOURNAL)
+        record = expected_record(self.folder)
         return [self._ask("retry", found.id) for found in record.configs.values() if found.status == "failed"]
 
     def go_on(

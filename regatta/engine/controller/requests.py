@@ -103,14 +103,20 @@ def check_request(request: UserRequest, record: RunRecord, ending: bool) -> tupl
 
 def check_waiting(folder: Path, request: UserRequest, but: str = "") -> Answer:
     """The answer that the next controller will give to a request, after those that wait already, `but` for one."""
+    record = expected_record(folder, but)
+    find_config(record, request["config"])  # raises NotFoundError, as other commands do
+    return check_request({**request, "id": ""}, record, ending=False)[1]
+
+
+def expected_record(folder: Path, but: str = "") -> RunRecord:
+    """The record of a run as the requests that wait will change it, `but` for one of them."""
     record = RunRecord.read(folder / JOURNAL)
     for waiting in read_requests(folder):
         if waiting["id"] not in record.requests and waiting["id"] != but:
             complete, answer = check_request(waiting, record, ending=False)
             if answer["done"]:
                 _expect(complete, record)
-    find_config(record, request["config"])  # raises NotFoundError, as other commands do
-    return check_request({**request, "id": ""}, record, ending=False)[1]
+    return record
 
 
 def _expect(request: UserRequest, record: RunRecord) -> None:

@@ -436,6 +436,7 @@ def test_a_retry_goes_on_from_the_last_good_state(tmp_path: Path, calm: Run) -> 
     assert f"{failed} is tried again, up to epoch 3" in answer["text"]
     with pytest.raises(UsageError, match="has not failed"):
         run.retry(failed)  # it waits already
+    assert run.retry() == []
     before = len(run.find(failed).units)
     later = open_run("run", tmp_path).go_on(progress=False)
     assert statuses(later) == {"done"}

@@ -85,7 +85,7 @@ class Retry:
         if args.json:
             ui.write_json(answers=answers)
         elif not answers:
-            ui.write(f"No configuration of {chosen.name} has failed")
+            ui.write(f"{chosen.name} has no failed configuration that is not tried again already")
         else:
             for answer in answers:
                 ui.write(answer["text"])
