@@ -75,7 +75,9 @@ def assignments(words: Sequence[str], example: str = "lr=0.01") -> dict[str, Any
 
 
 def scalar(text: str) -> Any:
-    """A JSON value, or else the text itself; NaN and infinities are not JSON values."""
+    """A JSON value, or a number such as .5, or else the text itself; NaN and infinities are not JSON values."""
+    if re.fullmatch(r"-?(\d+\.|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE | re.ASCII):  # JSON wants digits on both sides
+        return float(text)
     try:
         return json.loads(text, parse_constant=lambda constant: text)
     except (ValueError, RecursionError):

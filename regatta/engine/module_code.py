@@ -50,7 +50,7 @@ class CodeChange:
     def __str__(self) -> str:
         if self.missing:
             return f"{self.module} ({self.file}) is gone"
-        return f"{self.module} ({self.file}): {', '.join(self.names) or 'another file'}"
+        return f"{self.module} ({self.file}): {', '.join(self.names) or 'other content'}"
 
 
 def read_code(folder: Path) -> RunCode | None:

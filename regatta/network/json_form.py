@@ -87,7 +87,7 @@ def _object(value: object, place: str, needed: set[str], allowed: set[str]) -> M
         raise DataError(f"An object is expected, not {value!r:.80}.", place=place)
     missing, unknown = needed - value.keys(), value.keys() - needed - allowed
     if missing:
-        raise DataError(f"{', '.join(sorted(missing))} is missing.", place=place)
+        raise DataError(f"{', '.join(sorted(missing))} {'is' if len(missing) == 1 else 'are'} missing.", place=place)
     if unknown:
         raise DataError(f"{sorted(unknown)[0]!r:.80} is not expected here.", place=place)
     return value

@@ -13,6 +13,7 @@ from fake_run import FakeRun
 
 from regatta import __version__
 from regatta.cli import main as cli
+from regatta.cli.arguments import scalar
 from regatta.errors import ConflictError, CorruptError, NotFoundError, RegattaError, UsageError
 
 REGATTA = [sys.executable, "-c", "from regatta.cli.main import entry; entry()"]
@@ -154,3 +155,21 @@ def test_advice_names_a_command_that_the_shell_finds(monkeypatch: pytest.MonkeyP
     assert command() == "venv/bin/regatta"
     monkeypatch.setattr(sys, "argv", ["-c"])
     assert command() == "regatta"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (".5", 0.5),
+        ("-2.", -2.0),
+        (".1e-2", 0.001),
+        ("1e-3", 0.001),
+        ("3", 3),
+        ("true", True),
+        (".", "."),
+        ("1.2.3", "1.2.3"),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(text: str, value: object) -> None:
+    found = scalar(text)
+    assert (type(found), found) == (type(value), value)

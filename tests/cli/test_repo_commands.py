@@ -247,6 +247,7 @@ def test_list_filters_versions(versions: Path, shell: Shell) -> None:
 def test_misspelt_filters_get_the_nearest_names(versions: Path, shell: Shell) -> None:
     error = shell("list", "--where", "lrr=0.1", code=3)
     assert "No version has the hyperparameter 'lrr'" in error and "Did you mean lr?" in error
+    assert "Did you mean param.lr?" in shell("list", "--where", "lrr < 0.1", code=2)
     main(["list", "tunned"])
     assert "Did you mean tuned?" in shell.capsys.readouterr().err
     main(["list", "--where", "lr=7"])  # a name that exists, with a value that does not
@@ -401,7 +402,8 @@ def test_a_network_is_added_from_json(with_network: Path, shell: Shell) -> None:
         network = repo.network("net")
     assert network is not None and [node["kind"] for node in network["nodes"]][1:4] == ["FULL", "RELU", "FULL"]
     (with_network / "wrong.json").write_text("{}")
-    assert "the document" in shell("add", "wrong.json", "--as", "network", code=2)
+    error = shell("add", "wrong.json", "--as", "network", code=2)
+    assert "wrong.json: It is not a network: the document: edges, format, nodes, version are missing." in error
 
 
 def test_a_checkout_that_is_added_keeps_parent_epoch_and_network(with_network: Path, shell: Shell) -> None:

@@ -123,6 +123,8 @@ def test_a_run_is_not_a_version(copied: Run) -> None:
             repo.version("pbt")
         assert f"Its best version is {copied.best['version']};" in str(caught.value)
         assert not caught.value.candidates
+        with pytest.raises(NotFoundError, match=r"Did you mean pbt\?"):
+            repo.version("pbtt")
 
 
 def test_a_resumed_run_records_its_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,13 +93,15 @@ def _member(binder: Binder, model: Expression, step: tree.Field, steps: list[tre
 
 
 def _nearest_attributes(binder: Binder, name: str) -> tuple[str, ...]:
-    """Attributes of a model that may be meant: those with a similar name, hyperparameters and metrics with this one."""
+    """Attributes of a model that may be meant: those with a similar name, hyperparameters and metrics, too."""
     if name in (*VERSION_ATTRIBUTES, *MEMBERS):
         return (name,)
     found = [*nearest(name, (*VERSION_ATTRIBUTES, *_LINEAGE, *MEMBERS))]
     for prefix, known in (("param", binder.known.hyperparameters), ("metric", binder.known.metrics)):
         if known is not None and name in known:
             found.insert(0, f"{prefix}.{name}")
+        else:
+            found += [f"{prefix}.{each}" for each in nearest(name, known or ())]
     return tuple(found)
 
 

@@ -602,7 +602,7 @@ class Catalog(Database):
         return NotFoundError(
             f"There is no version {reference!r:.200}.",
             place=str(self.path.parent),
-            candidates=nearest(str(reference), known),
+            candidates=nearest(str(reference), [*known, *self.run_names()]),
             hint=REFERENCE_FORMS if known else "The repository has no versions yet.",
         )
 

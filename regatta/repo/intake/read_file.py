@@ -207,7 +207,12 @@ def _metrics(points: training_logs.Points) -> RecognizedFile:
 def _from_network_json(path: Path) -> RecognizedFile:
     from regatta.network import from_json
 
-    network = from_json(training_logs.text_of(path))
+    try:
+        network = from_json(training_logs.text_of(path))
+    except DataError as error:
+        where = error.place or "the document"
+        hint = "regatta.network.to_json writes networks."
+        raise DataError(f"It is not a network: {where}: {error.message}", place=str(path), hint=hint) from error
     return RecognizedFile("network", f"{len(network.nodes):,} layers", network=network)
 
 

@@ -97,7 +97,9 @@ def _check_known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def _similar(repo: Repo, args: argparse.Namespace) -> str:
-    """The names that NAME and --run may have meant, if there is none like them."""
+    """What NAME and --run may have meant, if there is none like them."""
+    if args.pattern in repo.catalog.run_names():
+        return f" {args.pattern} is a run: {command()} list --run {args.pattern}"
     found: list[str] = []
     for name, known in ((args.pattern, repo.catalog.names()), (args.of_run, repo.catalog.run_names())):
         if name is not None and name not in known:
