@@ -173,7 +173,7 @@ def test_many_packs_equal_plain_loops(part: int) -> None:
     """2,000 recipes. `pytest -m slow tests/pack/test_pack_recipes.py -n 2 -rP` shows how many members each tier had."""
     first, count = QUICK + part * MANY // PARTS, MANY // PARTS
     tiers = check(range(first, first + count))
-    assert tiers["fused"] > count // 4 and tiers["graph"] > count // 4
+    assert tiers["fused"] > count // 4 and tiers["graph"] > count // 20  # most graphs are refused, or too short
 
 
 @pytest.mark.gpu
