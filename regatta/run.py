@@ -16,7 +16,7 @@ from regatta.journal import trace as unit_trace
 from regatta.journal.journal_file import read_lines
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import ConfigRecord, RunRecord, find_journals
-from regatta.paths import JOURNAL, RUN_NAME, RUNS, SWEEP, project_folder
+from regatta.paths import FOLDER, JOURNAL, RUN_NAME, RUNS, SWEEP, project_folder
 from regatta.paths import repository as repository
 
 if TYPE_CHECKING:
@@ -364,11 +364,11 @@ def open_run(name: str, repo: str | Path | None = None) -> Run:
     path = runs / name / JOURNAL
     if not RUN_NAME.fullmatch(name) or not path.is_file():
         known = [journal.parent.name for journal in find_journals(runs)]
-        raise NotFoundError(
-            f"There is no run {name!r} in {runs}.",
-            candidates=nearest(name, known),
-            hint="`regatta runs` lists them." if known else "It has no runs yet.",
-        )
+        hint = "`regatta runs` lists them." if known else "It has no runs yet."
+        inner = runs.parent / FOLDER
+        if not known and inner.is_dir():
+            hint = f"The repository of that folder is {inner}."
+        raise NotFoundError(f"There is no run {name!r} in {runs}.", candidates=nearest(name, known), hint=hint)
     return read_run(path.parent)
 
 

@@ -513,6 +513,9 @@ def test_an_opened_run_is_the_same(run: Run, tmp_path: Path) -> None:
     assert "Did you mean first?" in str(caught.value)
     with pytest.raises(NotFoundError, match="no repository at"):
         open_run("first", tmp_path / "nowhere")
+    (tmp_path / ".regatta").mkdir()
+    with pytest.raises(NotFoundError, match=r"The repository of that folder is .*/\.regatta"):
+        open_run("first", tmp_path)
 
 
 def test_a_run_without_its_sweep_can_be_read(run: Run, tmp_path: Path) -> None:
