@@ -202,7 +202,22 @@ def _finish(draft: Network, new: Mapping[str, LayerTemplate], fit: bool, reserve
         shape = outputs[id] if not isinstance(outputs[id], list) else None
         made[id] = _with_parameters(replace(layer.node, shape=shape), names)  # type: ignore[arg-type]
     _check_outputs(draft)
+    _check_shared(made.values())
     return Mutation(replace(draft, nodes=tuple(made[node.id] for node in draft.nodes)), tuple(resized))
+
+
+def _check_shared(nodes: Iterable[Node]) -> None:
+    """Layers that share a parameter, as those that are called twice, must still want it with one shape."""
+    known: dict[str, tuple[Node, Parameter]] = {}
+    for node in nodes:
+        for parameter in node.parameters:
+            other, same = known.setdefault(parameter.name, (node, parameter))
+            if same.shape != parameter.shape:
+                raise UsageError(
+                    f"{other.id!r} and {node.id!r} share the parameter {parameter.name!r}, but would need it with the "
+                    f"shapes {show_shape(same.shape)} and {show_shape(parameter.shape)}.",
+                    hint="Replace one of the layers, so that it gets weights of its own.",
+                )
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,26 @@ def test_names_that_are_taken_and_unknown_hyperparameters(lenet: tuple[LeNet, Ne
         insert(network, network.nodes[-1].id, LayerTemplate("RELU"))
 
 
+def test_a_shared_parameter_keeps_one_shape() -> None:
+    """A layer that is called twice has one weight, which cannot take two sizes of input."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.shared(self.shared(x).relu())
+
+    network = from_torch(Twice(), torch.zeros(2, 4))
+    first, second = (node.id for node in network.nodes if node.kind == "FULL")
+    edits = [SetAttributes(first, {"out": 6}), SetAttributes(second, {"out": 6})]
+    with pytest.raises(UsageError, match=f"'{first}' and '{second}' share .*weight.*6, 4.*6, 6"):
+        mutate(network, edits, fit=True)
+    alone = [SetAttributes(first, {"out": 6}), Replace(second, LayerTemplate("FULL", {"out": 2}, "own"))]
+    assert mutate(network, alone, fit=True).network.parameters["own.weight"].shape == (2, 6)
+
+
 def test_a_slice_and_its_rest_make_the_whole_again(lenet: tuple[LeNet, Network]) -> None:
     model, network = lenet
     middle = next(node.id for node in network.nodes if node.kind == "FLATTEN" or node.kind == "RESHAPE")
