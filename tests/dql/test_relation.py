@@ -134,6 +134,13 @@ def test_parameters_of_every_type(alexnets: Repo) -> None:
         alexnets.query("select m where m.name = :name", nmae="x")
 
 
+def test_lists_with_equal_numbers_are_one_value(tmp_path: Path) -> None:
+    with Repo.init(tmp_path) as repo:
+        for place, kernel in enumerate(([1, 2], [1.0, 2.0])):
+            repo.commit(f"m{place}", hyperparameters={"kernel": kernel}, git=False)
+        assert repo.query("select m.param.kernel, count(*) from m group by m.param.kernel").tuples() == [([1, 2], 2)]
+
+
 def test_a_data_frame(alexnets: Repo) -> None:
     frame = alexnets.query(ALL).to_pandas()
     assert list(frame["name"])[:2] == ["alexnet_early", "alexnet_max"] and frame["lr"][0] == 0.1

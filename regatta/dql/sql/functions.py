@@ -42,13 +42,16 @@ def quote(value: Any) -> str | None:
 
 
 def canonical(text: str | None) -> str | None:
-    """The same JSON for equal values: 1 and 1.0 are equal."""
-    if text is None:
-        return None
-    value = _parsed(text)
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return text
+    """The same JSON for equal values: 1 and 1.0 are equal, also in lists."""
+    return None if text is None else _written(_with_whole_numbers(_parsed(text)))
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_whole_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_whole_numbers(item) for key, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def equal(left: str | None, right: str | None) -> bool | None:
@@ -92,7 +95,7 @@ def remainder(left: float | None, right: float | None) -> float | None:
 def rounded(value: float | None, digits: float | None = 0) -> float | None:
     if value is None or digits is None:
         return None
-    return value if math.isinf(value) else round(float(value), max(-300, min(300, int(digits))))
+    return value if math.isinf(value) else round(float(value), int(max(-300, min(300, digits))))
 
 
 def lowered(text: str | None) -> str | None:

@@ -69,15 +69,13 @@ def write_select(
         columns = [VERSION.replace("v.", f"{alias}.")]
     rest = f" FROM {', '.join(tables)}{where}{group}"
     limit = _limit(writer, query)
-    if query.having is not None and not query.group:  # which SQLite takes from 3.39 on
-        listed = ", ".join([*columns, f"{writer.condition(query.having)} AS h"])
-        names = ", ".join(f"c{i}" for i in range(len(columns)))
-        number = ", 1 AS o" if numbered else ""
-        return f"SELECT {names}{number} FROM (SELECT {listed}{rest}) WHERE h{limit}"
+    if query.is_aggregated and not query.group:
+        return _one_group(writer, query, columns, rest, limit, numbered)
     if query.having is not None:
         rest += f" HAVING {writer.condition(query.having)}"
     if query.distinct:
-        return _distinct(writer, query, columns, rest, limit, numbered)
+        types = [column_type or item.expression.type for item in query.items]
+        return _distinct(writer, query, columns, types, rest, limit, numbered)
     keys_of_order = ", ".join(_order(writer, query))
     order = f" ORDER BY {keys_of_order}" if keys_of_order else ""
     if numbered:
@@ -86,14 +84,24 @@ def write_select(
     return f"SELECT {', '.join(columns)}{rest}{order}{limit}"
 
 
-def _distinct(writer: SqlWriter, query: BoundSelect, columns: list[str], rest: str, limit: str, numbered: bool) -> str:
-    """Its order can only name columns."""
-    row = writer.parts.row("d")
-    places = {item.expression: f"{row}.c{i}" for i, item in reversed(list(enumerate(query.items)))}
-    order = [*query.order, *(OrderKey(item.expression) for item in query.items)]
-    listed = ", ".join(
-        text for key in order for text in _key_texts(writer, key, places[key.expression], key.expression.type)
+def _one_group(writer: SqlWriter, query: BoundSelect, columns: list[str], rest: str, limit: str, numbered: bool) -> str:
+    """All rows as one, also where no column has an aggregate. SQLite takes `having` without groups from 3.39 on."""
+    having = "1" if query.having is None else writer.condition(query.having)
+    names = ", ".join(f"c{i}" for i in range(len(columns)))
+    number = ", 1 AS o" if numbered else ""
+    return (
+        f"SELECT {names}{number} FROM (SELECT {', '.join(columns)}, {having} AS h, COUNT(*) AS n{rest}) WHERE h{limit}"
     )
+
+
+def _distinct(
+    writer: SqlWriter, query: BoundSelect, columns: list[str], types: list[Type], rest: str, limit: str, numbered: bool
+) -> str:
+    """Its order can only name columns, which have these types."""
+    row = writer.parts.row("d")
+    places = {item.expression: (f"{row}.c{i}", types[i]) for i, item in reversed(list(enumerate(query.items)))}
+    order = [*query.order, *(OrderKey(item.expression) for item in query.items)]
+    listed = ", ".join(text for key in order for text in _key_texts(writer, key, *places[key.expression]))
     names = ", ".join(f"{row}.c{i}" for i in range(len(columns)))
     number = f", ROW_NUMBER() OVER (ORDER BY {listed}) AS o" if numbered else ""
     return f"SELECT {names}{number} FROM (SELECT DISTINCT {', '.join(columns)}{rest}) {row} ORDER BY {listed}{limit}"
