@@ -141,6 +141,23 @@ def test_lists_with_equal_numbers_are_one_value(tmp_path: Path) -> None:
         assert repo.query("select m.param.kernel, count(*) from m group by m.param.kernel").tuples() == [([1, 2], 2)]
 
 
+def test_whole_numbers_are_compared_exactly(tmp_path: Path) -> None:
+    """Seeds have up to 64 bits; a float cannot tell large ones apart."""
+    with Repo.init(tmp_path) as repo:
+        for place, seed in enumerate((2**53, 2**53 + 1, 2**62 + 1, -(2**53) - 1)):
+            repo.commit(f"m{place}", hyperparameters={"seed": seed}, git=False)
+
+        def names(condition: str, **parameters: object) -> list[str]:
+            return [m.name for m in repo.query(f"select m where {condition}", **parameters)]
+
+        assert names("m.param.seed = :seed", seed=2**53 + 1) == ["m1"]
+        assert names("m.param.seed > :seed", seed=2**53) == ["m1", "m2"]
+        assert names("m.param.seed in :seeds", seeds=[2**53, -(2**53) - 1]) == ["m0", "m3"]
+        assert names("not m.param.seed <> :seed", seed=2**53) == ["m0"]
+        assert names("m.param.seed < 9007199254740991") == ["m3"]
+        assert repo.query("select max(m.param.seed) from m").tuples() == [(2**62 + 1,)]
+
+
 def test_a_data_frame(alexnets: Repo) -> None:
     frame = alexnets.query(ALL).to_pandas()
     assert list(frame["name"])[:2] == ["alexnet_early", "alexnet_max"] and frame["lr"][0] == 0.1

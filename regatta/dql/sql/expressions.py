@@ -14,6 +14,7 @@ from regatta.dql.sql import functions
 from regatta.dql.sql.statement import StatementParts, junction
 
 MAX_LISTED = 100  # options of `in` that are written out
+EXACT_BELOW = 2**53  # the column of numbers holds them as floats, which have no larger whole number exactly
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class SqlWriter:
         if part.type != "any":
             return self._as_any(part) if wanted == "any" else self.write(part)
         if wanted == "number" and isinstance(part, bound.Hyperparameter):
-            return _hyperparameter(self, part, "number")
+            exact = self.parts.call(functions.number_of, "json")
+            return _hyperparameter(self, part, f"CASE WHEN ABS(number) >= {EXACT_BELOW} THEN {exact} ELSE number END")
         casts: dict[Type, Callable[..., Any]] = {
             "number": functions.number_of, "text": functions.text_of, "boolean": functions.boolean_of,
         }  # fmt: skip

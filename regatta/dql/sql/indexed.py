@@ -12,7 +12,7 @@ from typing import Any
 
 from regatta.dql import bound
 from regatta.dql.bound import Expression
-from regatta.dql.sql.expressions import SqlWriter
+from regatta.dql.sql.expressions import EXACT_BELOW, SqlWriter
 
 _TURNED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _METRIC_COLUMNS = {"min": "lowest", "max": "highest", "last": "last"}
@@ -56,6 +56,8 @@ def _test(writer: SqlWriter, value: bound.Metric | bound.Hyperparameter, operato
     types = {constant.type for constant in constants}
     if types == {"number"}:
         if isinstance(value, bound.Hyperparameter):
+            if any(abs(constant.value) >= EXACT_BELOW for constant in constants):
+                return None
             return _compared(writer, "number", operator, [constant.value for constant in constants])
         if value.which in _METRIC_COLUMNS:
             return _compared(writer, _METRIC_COLUMNS[value.which], operator, [each.value for each in constants])
