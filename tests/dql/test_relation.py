@@ -158,6 +158,17 @@ def test_whole_numbers_are_compared_exactly(tmp_path: Path) -> None:
         assert repo.query("select max(m.param.seed) from m").tuples() == [(2**62 + 1,)]
 
 
+def test_lists_of_versions_and_dates_as_parameters(alexnets: Repo) -> None:
+    found = [alexnets.version("alexnet_mixed"), alexnets.version("alexnet_avg")]
+    assert [m.name for m in alexnets.query("select m where m in :found", found=found)] == [
+        "alexnet_avg",
+        "alexnet_mixed",
+    ]
+    times = [datetime.fromtimestamp(version.created, UTC) for version in found]
+    query = "select m where m.created in :times and not m in :found"
+    assert not alexnets.query(query, times=times, found=found[:1]).versions()[1:]
+
+
 def test_a_data_frame(alexnets: Repo) -> None:
     frame = alexnets.query(ALL).to_pandas()
     assert list(frame["name"])[:2] == ["alexnet_early", "alexnet_max"] and frame["lr"][0] == 0.1

@@ -331,8 +331,8 @@ def _in(binder: Binder, item: Expression, found: tree.Contained) -> Expression:
     if isinstance(options, tree.List):
         return _in_list(binder, item, [binder.bind_expression(each) for each in options.items], found)
     right = binder.bind_expression(options)
-    if isinstance(right, Constant) and right.type == "list":
-        return _in_list(binder, item, [constant(binder, value, options) for value in right.value], found)
+    if isinstance(options, tree.QueryParameter) and right.type == "list":  # of dates or versions, perhaps
+        return _in_list(binder, item, [constant(binder, value, options) for value in binder.parameter(options)], found)
     wanted: dict[Type, tuple[Type, ...]] = {"models": ("model",), "texts": ("text", "any")}
     if right.type not in wanted:
         raise binder.error(
