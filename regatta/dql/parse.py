@@ -119,6 +119,8 @@ def _check_text(text: str) -> None:
         raise UsageError(f"A query is a text, not {type(text).__name__}.")
     if len(text) > MAX_TEXT_CHARACTERS:
         raise UsageError(f"The query has {len(text):,} characters; {MAX_TEXT_CHARACTERS:,} is the limit.")
+    if any("\ud800" <= character <= "\udfff" for character in text):  # of bytes that are not UTF-8
+        raise UsageError("The query is not valid Unicode.", hint="Write it as UTF-8.")
     if not text.strip():
         raise UsageError("The query is empty.", hint="For example: select m where m.metric.loss.best < 0.1")
     depth = 0

@@ -169,6 +169,15 @@ def test_lists_of_versions_and_dates_as_parameters(alexnets: Repo) -> None:
     assert not alexnets.query(query, times=times, found=found[:1]).versions()[1:]
 
 
+def test_texts_that_are_not_unicode_are_refused(alexnets: Repo) -> None:
+    with pytest.raises(UsageError, match="not valid Unicode"):
+        alexnets.query('select m where m.name = "\udcff"')
+    for value in ("\udcff", ["\udcff"]):
+        operator = "in" if isinstance(value, list) else "="
+        with pytest.raises(UsageError, match="not valid Unicode"):
+            alexnets.query(f"select m where m.name {operator} :name", name=value).versions()
+
+
 def test_a_data_frame(alexnets: Repo) -> None:
     frame = alexnets.query(ALL).to_pandas()
     assert list(frame["name"])[:2] == ["alexnet_early", "alexnet_max"] and frame["lr"][0] == 0.1

@@ -306,6 +306,8 @@ class Catalog(Database):
             self._db.set_progress_handler(lambda: 0, 100_000)  # in Python, so that Ctrl-C ends a long statement
             try:
                 return self._db.execute(statement, values).fetchall()
+            except UnicodeEncodeError as error:
+                raise UsageError("A value of the query is not valid Unicode.") from error
             except sqlite3.OperationalError as error:
                 if "locked" in str(error) or "disk" in str(error):
                     raise
