@@ -178,6 +178,23 @@ def test_texts_that_are_not_unicode_are_refused(alexnets: Repo) -> None:
             alexnets.query(f"select m where m.name {operator} :name", name=value).versions()
 
 
+def test_rows_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that another process deletes between two reads of a query is in its answer, whole."""
+    repo = Repo.init(tmp_path)
+    repo.commit("net", {"w": torch.ones(2)}, git=False)
+    select = repo.catalog.select
+
+    def deleting_after(*arguments: Any) -> Any:
+        rows = select(*arguments)
+        with Repo.open(tmp_path) as other:
+            other.delete("net")
+        return rows
+
+    monkeypatch.setattr(repo.catalog, "select", deleting_after)
+    ((version, name),) = repo.query("select m, m.name").tuples()
+    assert isinstance(version, Version) and version.name == name == "net"
+
+
 def test_a_data_frame(alexnets: Repo) -> None:
     frame = alexnets.query(ALL).to_pandas()
     assert list(frame["name"])[:2] == ["alexnet_early", "alexnet_max"] and frame["lr"][0] == 0.1

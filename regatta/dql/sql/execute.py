@@ -21,8 +21,9 @@ Row = tuple[Any, ...]
 def select_rows(repo: Repo, query: BoundSelect) -> list[Row]:
     """The rows of a query. A model is a Version, a time a datetime, a duration a timedelta."""
     statement = statement_of(query)
-    rows = repo.catalog.select(statement.text, statement.values, statement.functions)
-    return decoded(repo, rows, query, statement.types)
+    with repo.catalog.reading():  # a version that the statement found is there when its row is read
+        rows = repo.catalog.select(statement.text, statement.values, statement.functions)
+        return decoded(repo, rows, query, statement.types)
 
 
 def statement_of(query: BoundSelect) -> SqlStatement:
