@@ -160,6 +160,10 @@ def test_parquet(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["lr=0.1"], ["first"]),
         (["lr=0.1", "lr=0.01"], ["first", "second"]),
+        (["lr = 0.1"], ["first"]),
+        (["param.lr=0.1"], ["first"]),
+        (["number=1"], ["first", "second", "third"]),
+        (['name="first"'], ["first"]),
         (["lr=auto"], ["third"]),
         (["metric.loss.best < 0.3"], ["first"]),
         (["m.metric.loss.best < 0.3 or name = 'third'"], ["first", "third"]),

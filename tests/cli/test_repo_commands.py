@@ -245,6 +245,7 @@ def test_list_filters_versions(versions: Path, shell: Shell) -> None:
 
 
 def test_misspelt_filters_get_the_nearest_names(versions: Path, shell: Shell) -> None:
+    assert "Did you mean lr?" in shell("list", "--where", "lrr = 0.1", code=3)
     error = shell("list", "--where", "lrr=0.1", code=3)
     assert "No version has the hyperparameter 'lrr'" in error and "Did you mean lr?" in error
     assert "Did you mean param.lr?" in shell("list", "--where", "lrr < 0.1", code=2)

@@ -108,18 +108,24 @@ def _similar(repo: Repo, args: argparse.Namespace) -> str:
 
 
 def _split_where(repo: Repo, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those of the form NAME=VALUE, and conditions of DQL. `m.x=1` is the former if there is a hyperparameter m.x."""
+    """Those of the form NAME=VALUE, also with spaces around the sign, and conditions of DQL."""
     values, conditions = [], []
     for word in words:
-        name, _, value = word.partition("=")
-        is_name = re.fullmatch(r"[^\s=<>!()\[\]\"']+", name) is not None and value[:1] != "="
-        if is_name and "=" in word and (not name.startswith("m.") or repo.catalog.has_hyperparameter(name)):
-            values.append(word)
+        found = re.fullmatch(r"\s*([^\s=<>!()\[\]\"']+)(=(?!=).*|\s*=\s*[^\s=]+\s*)", word, re.DOTALL)
+        if found is not None and _is_hyperparameter(repo, found[1]):
+            values.append(f"{found[1]}={found[2].strip().removeprefix('=').strip()}")
         elif re.search(r"[\s=<>!]", word) is None:
             raise UsageError(f"{word!r} is not a condition.", hint="For example: lr=0.01, or 'metric.loss.best < 0.1'")
         else:
             conditions.append(word)
     return values, conditions
+
+
+def _is_hyperparameter(repo: Repo, name: str) -> bool:
+    """Whether a version has it, or it is no name of DQL: then the error is about hyperparameters."""
+    from regatta.dql.schema import VERSION_ATTRIBUTES
+
+    return repo.catalog.has_hyperparameter(name) or ("." not in name and name not in VERSION_ATTRIBUTES)
 
 
 def _keys_of(repo: Repo, conditions: Sequence[str]) -> set[int] | None:
