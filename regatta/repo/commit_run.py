@@ -48,6 +48,11 @@ def commit_run(
     return Versions(repo.versions(run=run.series, order="oldest"))
 
 
+def message_of_run(name: str) -> str:
+    """The message that the versions of a run have."""
+    return f"run {name}"
+
+
 def version_id(series: str, config: str) -> str:
     """The id of the version of a configuration; it is the same for each commit of the run."""
     return blake3(f"regatta run version 1\n{series}\n{config}".encode()).hexdigest(length=ID_DIGITS // 2)
@@ -120,7 +125,7 @@ class _RunCommit:
             id=ident,
             name=f"{self.record.name}/{config.id}",
             created=min((unit.start for unit in config.units), default=self.record.started),
-            message=f"run {self.record.name}",
+            message=message_of_run(self.record.name),
             network=network,
             metadata=self._metadata(config),
             run=self.series,

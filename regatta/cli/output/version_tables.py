@@ -27,36 +27,37 @@ from regatta.cli.output.table import (
 )
 
 if TYPE_CHECKING:
-    from regatta.repo import Version, Versions
+    from regatta.repo import Repo, Version, Versions
     from regatta.repo.catalog.records import Link, MetricRange, Tag
 
 SHORT = 10  # digits of an id that are shown
 
 
-def version_entry(version: Version) -> dict[str, Any]:
+def run_names(repo: Repo, versions: Iterable[Version]) -> dict[str | None, str]:
+    """The present name of each run that versions come from, by its series, which keeps the first name."""
+    runs = map(repo.catalog.run, {version.run for version in versions if version.run is not None})
+    return {run.series: run.name for run in runs if run is not None}
+
+
+def version_entry(version: Version, runs: Mapping[str | None, str]) -> dict[str, Any]:
     """A version as JSON; the keys are stable."""
     return {
         **version.fields("reference", "id", "name", "number", "created", "message", "hyperparameters"),
         "metrics": {name: asdict(found) for name, found in version.metrics.items()},
         **version.fields("metadata", "git"),
-        "run": run_name(version),
+        "run": runs.get(version.run),
         **version.fields("config", "network", "snapshots", "parameters", "bytes"),
     }
 
 
-def listed_entries(versions: Versions, tags: Iterable[Tag]) -> list[dict[str, Any]]:
+def listed_entries(repo: Repo, versions: Versions) -> list[dict[str, Any]]:
     """Versions as JSON, with their tags and parents."""
-    tagged, links = tags_by_version(tags), links_by_version(versions.links)
-    found = []
+    tagged, links = tags_by_version(repo.tags()), links_by_version(versions.links)
+    found, runs = [], run_names(repo, versions)
     for version in versions:
         parents = [{"id": link.base, "kind": link.kind, "epoch": link.epoch} for link in links.get(version.id, [])]
-        found.append({**version_entry(version), "tags": tagged.get(version.id, []), "parents": parents})
+        found.append({**version_entry(version, runs), "tags": tagged.get(version.id, []), "parents": parents})
     return found
-
-
-def run_name(version: Version) -> str | None:
-    """The name of the run of a version; a series is a name and a hash."""
-    return None if version.run is None else version.run.rpartition(".")[0]
 
 
 def tags_by_version(tags: Iterable[Tag]) -> dict[str, list[str]]:
@@ -195,7 +196,7 @@ def _tagged(tags: Sequence[str]) -> str:
 
 def _remark(version: Version, tags: Sequence[str]) -> str:
     text = version.message.strip().splitlines()[0] if version.message.strip() else ""
-    own = "" if version.config is not None and text == f"run {run_name(version)}" else text
+    own = "" if version.config is not None and text.startswith("run ") else text
     status = version.metadata.get("status") if version.config is not None else None
     parts = [_tagged(tags).strip(), str(status) if status not in (None, "done") else "", own]
     return " ".join(part for part in parts if part)

@@ -493,6 +493,11 @@ class Catalog(Database):
         text = canonical_json(dict(metadata), "metadata")
         self._run("UPDATE model_version SET metadata = ? WHERE key = ?", text, version.key)
 
+    def set_message(self, version: Version, message: str) -> None:
+        self.touch(entries.VERSION, version.id)
+        self._run("UPDATE model_version SET message = ? WHERE key = ?", message, version.key)
+        self._run("UPDATE words SET message = ? WHERE rowid = ?", message, version.key)
+
     def set_run(self, run: RunEntry) -> None:
         known = self.run(run.series)
         if known is not None and (known.name, known.folder, known.status) == (run.name, run.folder, run.status):

@@ -16,6 +16,7 @@ from regatta.journal.lock import run_lock
 from regatta.journal.run_record import RunRecord
 from regatta.paths import JOURNAL, RUNS, check_run_name
 from regatta.repo.catalog.names import check_name
+from regatta.repo.commit_run import message_of_run
 from regatta.repo.edit.delete import run_folder
 from regatta.repo.repo import Repo
 from regatta.store.states.state_archive import series_of
@@ -52,6 +53,8 @@ def rename_run(repo: Repo, old: str, new: str) -> int:
                 stem, slash, config = version.name.rpartition("/")
                 if slash and stem in before and version.name in repo.catalog.names():
                     renamed += repo.catalog.rename(version.name, f"{new}/{config}")
+                if version.message in map(message_of_run, before):
+                    repo.catalog.set_message(version, message_of_run(new))
             # No name is taken. Only now is the folder moved, and the catalog changed last.
             if record.name != new:
                 with Journal(folder / JOURNAL) as journal:

@@ -15,20 +15,23 @@ from regatta.network.json_form import from_json
 from regatta.repo.catalog.networks import canonical_json
 from regatta.repo.catalog.records import Version
 from regatta.repo.repo import Repo
+from regatta.repo.snapshots import folder_of_run
 
 
 def evaluated_network(repo: Repo, version: Version) -> Network:
     """The network with one input and one output, without a softmax at its end."""
     stored = repo.network(version)
     if stored is None:
-        run = None if version.run is None else version.run.rpartition(".")[0]
+        run = repo.catalog.run(version.run)
         by_hand = (
             "Commit it with one: `regatta add model.onnx`, or in Python "
             "`from regatta import network; repo.commit(..., network=network.from_torch(model, example_input))`."
         )
         raise UsageError(
             f"The version {version.reference} has no network, so it cannot be evaluated.",
-            hint=by_hand if run is None else f"Record the networks of its run: regatta commit --run {run} --networks",
+            hint=by_hand
+            if run is None or folder_of_run(repo, run) is None
+            else f"Record the networks of its run: regatta commit --run {run.name} --networks",
         )
     try:
         network = from_json(canonical_json(stored, "network"))

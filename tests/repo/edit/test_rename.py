@@ -73,6 +73,25 @@ def test_a_renamed_run_is_replayed(project: Path, capsys: pytest.CaptureFixture[
         open_run("lines-done")
 
 
+def test_what_names_a_renamed_run_has_its_present_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rename", "lines-done", "straight"]) == 0
+    with Repo.open(project) as repo:
+        versions = repo.versions(run="straight")
+        assert {each.message for each in versions} == {"run straight"}
+        assert len(repo.versions(search="straight")) == 4 and repo.fsck("deep").clean
+        plain = next(each for each in versions if each.network is None).reference
+    listed = o.document(project, "list", "--run", "straight")["document"]["versions"]
+    assert {each["run"] for each in listed} == {"straight"}
+    capsys.readouterr()
+    np.savez(project / "test.npz", x=np.zeros((2, 3), np.float32))
+    assert main(["eval", plain, "--data", "test.npz"]) == 2
+    assert "regatta commit --run straight --networks" in capsys.readouterr().err
+    assert main(["delete", "--run", "straight", "--keep-versions", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["eval", plain, "--data", "test.npz"]) == 2
+    assert "regatta add model.onnx" in capsys.readouterr().err  # there is no run to record it from
+
+
 def test_a_renamed_run_is_resumed(project: Path) -> None:
     assert main(["rename", "lines-halted", "crooked"]) == 0
     assert o.command("resume", "crooked")[0] == 0

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _commit(repo: Repo, args: argparse.Namespace) -> int:
-    from regatta.cli.output.version_tables import version_entry
+    from regatta.cli.output.version_tables import run_names, version_entry
     from regatta.repo.catalog.names import check_name
     from regatta.repo.intake.staging import commit_staged
 
@@ -61,7 +61,7 @@ def _commit(repo: Repo, args: argparse.Namespace) -> int:
     for tag in tags:
         repo.tag(made, tag, move=True)
     if args.json:
-        ui.write_json(committed=version_entry(made), tags=tags, parents=ids)
+        ui.write_json(committed=version_entry(made, run_names(repo, [made])), tags=tags, parents=ids)
         return 0
     ui.write(f"{made.reference}  {made.id[:10]}{_contents(repo, made.reference)}")
     ui.message(f"To show it: {command()} desc {made.reference}")
@@ -82,7 +82,7 @@ def _contents(repo: Repo, reference: str) -> str:
 
 
 def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
-    from regatta.cli.output.version_tables import version_entry
+    from regatta.cli.output.version_tables import run_names, version_entry
     from regatta.repo.commit_run import commit_run
     from regatta.run import open_run
 
@@ -92,7 +92,8 @@ def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
     networks = chosen.sweep().networks(chosen.record) if args.networks else {}
     versions = commit_run(repo, chosen.folder, record=chosen.record, networks=networks)
     if args.json:
-        ui.write_json(run=chosen.name, versions=[version_entry(version) for version in versions])
+        names = run_names(repo, versions)
+        ui.write_json(run=chosen.name, versions=[version_entry(version, names) for version in versions])
         return 0
     snapshots = sum(version.snapshots for version in versions)
     graphs = sum(version.network is not None for version in versions)

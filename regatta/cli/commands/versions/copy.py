@@ -26,15 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.version_tables import version_entry
+    from regatta.cli.output.version_tables import run_names, version_entry
     from regatta.repo.references import split_reference
 
     with opened_repo(args) as repo:
         base, snapshot = split_reference(repo, args.version, wanted_snapshot(args.snapshot))
         made = repo.copy(base, args.name, message=args.message, snapshot=snapshot)
         out = repo.checkout(made, args.out) if args.out is not None else None
+        names = run_names(repo, [made])
     if args.json:
-        ui.write_json(copied=version_entry(made), base=base.reference, path=out)
+        ui.write_json(copied=version_entry(made, names), base=base.reference, path=out)
         return 0
     ui.write(f"{made.reference}  {made.id[:10]}  from {base.reference}")
     if out is not None:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         elif args.json:
             from regatta.cli.output.version_tables import listed_entries
 
-            ui.write_json(versions=listed_entries(found, repo.tags()), total=repo.catalog.count())
+            ui.write_json(versions=listed_entries(repo, found), total=repo.catalog.count())
         else:
             _show(repo, found, args, limit)
     return 0

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             whole = Versions(every, repo.links(every))
         found = Versions(whole[: args.last], whole.links)
         if args.json:
-            ui.write_json(versions=listed_entries(found, repo.tags()))
+            ui.write_json(versions=listed_entries(repo, found))
         elif found:
             _show(repo, found, args.oneline)
         else:

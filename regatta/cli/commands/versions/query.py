@@ -188,7 +188,7 @@ def _show_versions(repo: Repo, relation: Relation, args: argparse.Namespace) -> 
 
     found = relation.versions()
     if args.json:
-        ui.write_json(versions=listed_entries(Versions(found, repo.links(found)), repo.tags()))
+        ui.write_json(versions=listed_entries(repo, Versions(found, repo.links(found))))
         return
     complete = table_options.complete(args)
     if not found and not complete:
