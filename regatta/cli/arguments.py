@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +31,12 @@ def command() -> str:
     if called.name not in ("regatta", "dlv") or which(called.name) is not None:
         return called.name if called.name == "dlv" else "regatta"
     return os.path.relpath(called)
+
+
+def typed_without(args: argparse.Namespace, flag: str) -> str:
+    """The command as the user typed it, but without a flag; argparse takes the flag's beginning as well."""
+    words = [word for word in args.typed if not (len(word) > 2 and flag.startswith(word))]
+    return f"{command()} {shlex.join(words)}"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

@@ -132,6 +132,7 @@ def _dispatch(argv: list[str]) -> int:
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         _refuse_arguments(unknown, by_name.get(args.command, parser))
+    args.typed = argv
     if args.no_color:
         ui.forbid_color()
     ui.show_wide(args.wide)

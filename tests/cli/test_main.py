@@ -46,6 +46,11 @@ def test_exit_codes_of_errors(error: BaseException, code: int, monkeypatch: pyte
     assert raising(error, monkeypatch) == code
 
 
+def test_an_error_of_missing_arguments_leaves_out_those_that_may_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("retry") == 2
+    assert "required: RUN." in capsys.readouterr().err
+
+
 def test_errors_go_to_stderr_with_place_candidates_and_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

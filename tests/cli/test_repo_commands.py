@@ -344,7 +344,9 @@ def test_archive_reports_what_it_would_save(versions: Path, shell: Shell) -> Non
     ]  # fmt: skip
 
 
-def test_a_run_commits_versions_and_committing_again_changes_nothing(here: Path, shell: Shell) -> None:
+def test_a_run_commits_versions_and_committing_again_changes_nothing(
+    here: Path, shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / "line.py").write_text(PROGRAM)
     shell("run", "line.py")
     entries = shell.json("list", "--run", "line-1", "--metric", "loss", "--best")["versions"]
@@ -354,6 +356,8 @@ def test_a_run_commits_versions_and_committing_again_changes_nothing(here: Path,
     shell("copy", entries[0]["reference"], "picked")
     assert [entry["name"] for entry in shell.json("log", "picked")["versions"]] == ["picked", entries[0]["name"]]
     assert "states as files" in shell("archive", "--dry-run")
+    assert main(["archive", "--progressive", "--dry", "--budget", "inf"]) == 0
+    assert "it is done: regatta archive --progressive --budget inf\n" in capsys.readouterr().err
     assert shell.json("archive")["states"] == 4
     assert shell("fsck", "--depth", "deep").startswith("clean: 3 versions, ")
 

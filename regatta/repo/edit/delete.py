@@ -140,8 +140,7 @@ def _not_training(folder: Path) -> Iterator[None]:
     except ConflictError as error:
         if not (folder / JOURNAL).exists():
             raise
-        hint = f"Stop it first, or wait for its end. {error.hint or ''}".strip() if "trained" in error.message else None
-        raise ConflictError(error.message, place=error.place, hint=hint or error.hint) from error
+        raise ConflictError(error.message, place=error.place, hint="Wait for its end, or stop that process.") from error
 
 
 def _store_states(repo: Repo, folder: Path) -> None:

@@ -161,7 +161,9 @@ def find_deletion(repo: Repo, wanted: str | None) -> Deletion:
             "There is no deletion to take back." if wanted is None else f"There is no deletion {wanted!r:.200}.",
             place=str(repo.folder),
             candidates=nearest(wanted or "", [each.id for each in known]),
-            hint="gc has freed what was deleted before." if wanted is None else "See all: regatta undo --list",
+            hint="Each deletion is taken back once, as long as gc has not freed it."
+            if wanted is None
+            else "See all: regatta undo --list",
         )
     return chosen[-1]
 

@@ -94,7 +94,7 @@ def test_gc_makes_a_deletion_final(tmp_path: Path) -> None:
         repo.undo()
         repo.delete(made)
         repo.gc(grace=0)
-        with pytest.raises(NotFoundError, match="no deletion to take back"):
+        with pytest.raises(NotFoundError, match=r"(?s)no deletion to take back.*is taken back once"):
             repo.undo()
         assert repo.fsck("deep").clean and not repo.versions()
 
@@ -170,8 +170,10 @@ def test_versions_can_stay_when_their_run_goes(repo: Repo) -> None:
 
 
 def test_a_run_in_training_is_not_deleted(repo: Repo) -> None:
-    with run_lock(repo.folder / RUNS / "lines-done"), pytest.raises(ConflictError, match="is being trained"):
+    with run_lock(repo.folder / RUNS / "lines-done"), pytest.raises(ConflictError) as refused:
         repo.delete_run("lines-done", force=True)
+    assert "is being trained" in refused.value.message
+    assert str(refused.value).lower().count("wait for its end") == 1
     assert repo.fsck().clean and repo.deletions() == []
 
 
@@ -220,7 +222,9 @@ def test_delete_takes_versions_and_runs(project: Path, capsys: pytest.CaptureFix
     assert document["dry_run"] and document["run"] == "lines-done" and document["bytes"] > 0
     assert len(document["deleted"]) == 4
     assert main(["delete", "lines-done", "--dry-run", "--force"]) == 0
-    assert "gc would then free" in capsys.readouterr().out and (project / ".regatta/runs/lines-done").exists()
+    shown = capsys.readouterr()
+    assert "gc would then free" in shown.out and (project / ".regatta/runs/lines-done").exists()
+    assert "it is done: regatta delete lines-done --force\n" in shown.err
     assert main(["delete", "lines-done", "--force"]) == 0
     assert "deleted the run lines-done with 4 versions" in capsys.readouterr().out
     assert main(["undo", "--list"]) == 0 and "run lines-done with 4 versions" in capsys.readouterr().out

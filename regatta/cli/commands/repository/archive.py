@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import add_repo_and_json, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, command, opened_repo, typed_without
 from regatta.cli.output.table import Cell, Table, left, right, sentences
 from regatta.errors import UsageError
 from regatta.format import count, seconds, share, size
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     for each in found.live:
         ui.message(f"{each} is in training: its states stay files until it ends")
     if args.dry_run:
-        ui.message(f"Nothing was changed. Without --dry-run it is done: {command()} archive")
+        ui.message(f"Nothing was changed. Without --dry-run it is done: {typed_without(args, '--dry-run')}")
     elif old := found.disk_after - found.disk_after_gc:
         ui.message(f"The old form, {size(old)}, is deleted after two weeks; at once: {command()} gc --grace 0")
     return 0

@@ -74,7 +74,11 @@ class Retry:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("run_name", metavar="RUN", help="the name of a run")
         parser.add_argument(
-            "configs", metavar="CONFIG", nargs="*", help="the ids of configurations, or their beginnings"
+            "configs",
+            metavar="CONFIG",
+            nargs="*",
+            default=[],
+            help="the ids of configurations (default: all that failed)",
         )
         add_repo_and_json(parser)
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import add_repo_and_json, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, command, opened_repo, typed_without
 from regatta.errors import ConflictError, NotFoundError, UsageError
 from regatta.format import count, size
 
@@ -123,7 +123,7 @@ def _show(args: argparse.Namespace, name: str | None, plan: DeletePlan, found: D
         parts = {"weights": found.store_bytes, "files": found.file_bytes, "the run's folder": found.run_bytes}
         said = ", ".join(f"{what} {size(number)}" for what, number in parts.items() if number)
         ui.write(f"gc would then free {size(found.bytes)}{': ' if said else ''}{said}")
-    ui.message("Nothing was changed.")
+    ui.message(f"Nothing was changed. Without --dry-run it is done: {typed_without(args, '--dry-run')}")
     return 0
 
 
