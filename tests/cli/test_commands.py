@@ -101,8 +101,13 @@ def test_one_configuration_that_raises_does_not_fail_the_run(here: Path, capsys:
     assert "a learning rate of nought learns nothing" in shown.out
     assert "failed: " in shown.err
     failed = next(c for c in open_run("line-1").record.configs.values() if c.status == "failed")
+    remedy = f"{failed.id} failed. To try again: regatta retry line-1"
+    assert remedy in shown.err
+    assert main(["show", "line-1"]) == 0
+    assert remedy in capsys.readouterr().err
     assert main(["show", "line-1", failed.id]) == 0
-    detail = capsys.readouterr().out
+    detail, told = capsys.readouterr()
+    assert f"{remedy} {failed.id}" in told
     assert "Traceback (most recent call last)" in detail
     assert "in model_fn" in detail
 

@@ -147,7 +147,8 @@ def _check_resume(request: UserRequest, config: ConfigRecord, record: RunRecord)
 
 def _check_retry(request: UserRequest, config: ConfigRecord, record: RunRecord) -> tuple[UserRequest, str]:
     if config.status != "failed":
-        raise UsageError(f"{config.id} has not failed; it is {config.status}.")
+        hint = f"Train it further: regatta resume {record.name}" if config.status == "interrupted" else None
+        raise UsageError(f"{config.id} has not failed; it is {config.status}.", hint=hint)
     return {}, f"{config.id} is tried again, up to epoch {config.epochs}"
 
 

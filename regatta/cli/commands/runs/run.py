@@ -11,6 +11,7 @@ from regatta.cli import ui
 from regatta.cli.arguments import FILE_HELP, add_json, command
 
 if TYPE_CHECKING:
+    from regatta.journal.run_record import ConfigRecord, RunRecord
     from regatta.run import Run
 
 SHOWN = 20
@@ -44,8 +45,17 @@ def conclude(finished: Run, as_json: bool) -> int:
         ui.write_json(**run_document(finished.record, finished.folder))
     else:
         present(finished)
+        offer_retry(finished.record)
         ui.message(f"More: {command()} show {finished.name} --gantt gantt.html")
     return 0 if finished.record.status == "done" else 1
+
+
+def offer_retry(record: RunRecord, config: ConfigRecord | None = None) -> None:
+    """Say how the configurations that failed, or this one, are tried again."""
+    failed = [each.id for each in record.configs.values() if each.status == "failed" and config in (None, each)]
+    if failed:
+        said = f"{failed[0]} failed" if len(failed) == 1 else f"{len(failed)} configurations failed"
+        ui.message(f"{said}. To try again: {command()} retry {record.name}{f' {config.id}' if config else ''}")
 
 
 def present(finished: Run) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from regatta.cli import table_options, ui
 from regatta.cli.arguments import add_run, chosen_run
+from regatta.cli.commands.runs.run import offer_retry
 
 if TYPE_CHECKING:
     from regatta.journal.run_record import RunRecord
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
             ui.write_json(run=chosen.name, configuration=json_documents.configuration(chosen.record, config))
         else:
             table_options.write(run_tables.configuration(chosen.record, config), args)
+            offer_retry(chosen.record, config)
     elif args.json:
         from regatta.cli.output.json_documents import run_document
 
@@ -86,3 +88,4 @@ def _show_run(record: RunRecord, args: argparse.Namespace) -> None:
     for level, text in record.notes:
         if level != "info":
             ui.message(f"{level}: {text}")
+    offer_retry(record)
