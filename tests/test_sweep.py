@@ -254,6 +254,14 @@ def dict_loss(model: Any, batch: Any, config: Any) -> Any:
     return {"cross_entropy": nn.functional.cross_entropy(model(batch[0]), batch[1])}
 
 
+def misspelt(config: Any) -> Any:
+    return config["batchsize"]
+
+
+def no_data(*arguments: Any) -> None:
+    pass
+
+
 def lists(path: Any) -> Any:
     return [[0.0] * 4] * 10, [0] * 10
 
@@ -282,11 +290,30 @@ TRIED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a loss_fn without a return": ({"loss_fn": no_loss}, ("loss_fn returned None", "Write `return loss`")),
     "a loss and more": ({"loss_fn": pair_loss}, ("loss_fn returned (Tensor, float)", "Return the loss alone")),
     "a dict of losses": ({"loss_fn": dict_loss}, ("a dict of 'cross_entropy'", "losses['cross_entropy']")),
-    "lists of numbers": ({"input_fn": lists}, ("holds 0.0 where an array belongs", "np.asarray")),
-    "arrays of unequal length": ({"input_fn": uneven}, ("different numbers of rows: 10, 9",)),
+    "a misspelt hyperparameter": ({"model_fn": misspelt}, ("KeyError: 'batchsize'", "Did you mean batch_size?")),
+    "an eval_fn without a return": ({"eval_fn": no_data}, ("eval_fn returned None (is a `return` missing?)",)),
     "an eval_fn that returns a list": ({"eval_fn": list_eval}, ("eval_fn returned list; it returns a dict",)),
     "an eval_fn that returns text": ({"eval_fn": text_eval}, ("{'accuracy': 'high'}", "must be one number")),
 }  # fmt: skip
+
+
+UNREADABLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "lists of numbers": ({"input_fn": lists}, ("holds 0.0 where an array belongs", "np.asarray")),
+    "arrays of unequal length": ({"input_fn": uneven}, ("different numbers of rows: 10, 9", ".safetensors: ")),
+    "an input_fn without a return": (
+        {"input_fn": no_data}, ("input_fn returned None (is a `return` missing?)", ".safetensors: ")
+    ),
+    "a transform_fn without a return": (
+        {"transform_fn": no_data}, ("transform_fn returned None (is a `return` missing?)",)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_no_configuration_is_blamed_for_data_that_cannot_be_read(data: Dataset, tmp_path: Path, name: str) -> None:
+    options, texts = UNREADABLE[name]
+    texts = ("No configuration can be trained, because a partition cannot be read:", *texts)
+    refused(tmp_path, UsageError, texts, lambda: launch(data, tmp_path, **options))
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -300,6 +327,12 @@ def test_data_of_float64_get_a_hint(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(60, WIDTH))
     data = Dataset.from_arrays(x, np.zeros(60, "int64"), partitions=2, directory=tmp_path / "data")
     refused(tmp_path, UsageError, ("pass x.astype('float32')",), lambda: launch(data, tmp_path))
+
+
+def test_targets_of_float64_get_a_hint(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, WIDTH)).astype("float32")
+    data = Dataset.from_arrays(x, np.zeros(60), partitions=2, directory=tmp_path / "data")
+    refused(tmp_path, UsageError, ("pass y.astype('int64')",), lambda: launch(data, tmp_path))
 
 
 def test_an_unknown_metric(data: Dataset, tmp_path: Path) -> None:

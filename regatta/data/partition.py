@@ -79,5 +79,5 @@ def unknown_format(path: Path) -> DataError:
     return DataError(
         f"The file suffix {path.suffix!r} is unknown; .safetensors, .npz and .parquet are known.",
         place=str(path),
-        hint="Pass an input_fn(path) that reads it.",
+        hint="Give Sweep or launch, not the data set, an input_fn(path) that reads it.",
     )

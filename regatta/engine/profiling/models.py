@@ -268,10 +268,11 @@ class _ProfilingScheduler:
         """Raise where no configuration can be trained, or where none reports the metric of the goal."""
         if self.configs and not self.seconds and self.found.failed:
             first = next(iter(self.found.failed.values()))
-            hint = f"Its values: {dict(first.task.values)}."
-            if "double" in first.error.lower():  # as PyTorch names float64
-                hint += "\nThe data may be float64, and the model float32: pass x.astype('float32')."
-            text = f"No configuration can be trained. The first, {first.task.config}, failed:"
+            if first.cause == "data":
+                hint, text = None, "No configuration can be trained, because a partition cannot be read:"
+            else:
+                hint = f"Its values: {dict(first.task.values)}."
+                text = f"No configuration can be trained. The first, {first.task.config}, failed:"
             raise UsageError(f"{text}\n{first.traceback or first.error}".rstrip(), hint=hint)
         profiles = self.found.profiles.values()
         names = sorted({name for profile in profiles for name in profile.metrics})

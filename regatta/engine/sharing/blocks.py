@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
+from regatta.frameworks.base import describe
 
 Array: TypeAlias = NDArray[Any]
 ALIGNMENT_BYTES = 64
@@ -51,7 +52,7 @@ def to_arrays(data: Any, function: str) -> Any:
         return {name: to_arrays(part, function) for name, part in data.items()}
     array = _to_array(data)
     if array is None or array.dtype.hasobject or array.ndim == 0:
-        what = type(data).__name__ if array is None else f"an array of dtype {array.dtype} and shape {array.shape}"
+        what = describe(data) if array is None else f"an array of dtype {array.dtype} and shape {array.shape}"
         raise UnsharableError(
             f"{function} returned {what}; needed are arrays with a row for each example, in tuples or dicts.",
             hint=f"Return arrays of numbers{_UNSHARED_HINT if function == 'input_fn' else '.'}",

@@ -20,7 +20,8 @@ from regatta.engine.sharing.blocks import BlockLayout, iterate_arrays, layout_of
 from regatta.engine.sharing.ledger import BlockKey, PartitionKind
 from regatta.errors import UsageError
 from regatta.frameworks import keep_settings, loaded_frameworks, seeded_in_all
-from regatta.frameworks.arrays import map_leaves, rows
+from regatta.frameworks.arrays import ARRAYS_HINT, map_leaves, rows
+from regatta.frameworks.base import describe
 from regatta.seeds import derive_seed
 
 ROWS_PER_CALL = 256  # of transform_fn; `replay` depends on this number
@@ -58,7 +59,15 @@ class Preprocessor:
         with making_data():
             if input_fn is None:
                 return read_partition(path)
-            return _call_seeded(lambda: input_fn(path), derive_seed(self.setup.seed, "input", kind, index))
+            data = _call_seeded(lambda: input_fn(path), derive_seed(self.setup.seed, "input", kind, index))
+            if data is None:
+                raise UsageError(f"input_fn returned {describe(data)}.", place=str(path), hint=ARRAYS_HINT)
+            try:
+                rows(data)
+            except UsageError as error:
+                error.place = error.place or str(path)
+                raise
+            return data
 
     def transform(
         self, base: Any, partition: int, epoch: int, max_rows: int | None = None, allocate: Allocate | None = None

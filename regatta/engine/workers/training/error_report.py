@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import regatta
+from regatta.configuration import Scalar
 from regatta.engine.messages import Cause
 from regatta.engine.sharing.block_reader import PreprocessingError
 from regatta.engine.sharing.preprocess import UnreadableError
-from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError
+from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError, nearest
 
 _PACKAGE = Path(regatta.__file__).parent
 MAX_HEADLINE_CHARACTERS, MAX_TRACEBACK_CHARACTERS = 1_000, 100_000
@@ -73,6 +74,26 @@ def users_traceback(error: BaseException) -> str:
         return str(error)
     text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
     return _shorten(text, MAX_TRACEBACK_CHARACTERS)
+
+
+def advice(error: BaseException, values: Mapping[str, Scalar]) -> str:
+    """What to do about an error of a library that users of Regatta often meet; empty if nothing is known."""
+    if isinstance(error, UnreadableError | PreprocessingError | RegattaError):
+        return ""
+    if isinstance(error, KeyError):
+        name = error.args[0] if error.args else None
+        found = nearest(name, values) if isinstance(name, str) and name not in values else ()
+        return f"Did you mean {' or '.join(found)}? The configuration has {', '.join(values)}." if found else ""
+    text = headline(error).lower()
+    if "cuda" in text and ("not compiled" in text or "no nvidia driver" in text):
+        return "Regatta places the model and its batches: leave out .to(...) and .cuda()."
+    if "dtype" not in text and "scalar type" not in text:
+        return ""
+    if "long" in text:
+        return "Class numbers must be whole numbers: pass y.astype('int64')."
+    if "found dtype double" in text:  # the loss became float64, so the targets are
+        return "The targets may be float64, and the model float32: pass y.astype('float32')."
+    return "The data may be float64, and the model float32: pass x.astype('float32')." if "double" in text else ""
 
 
 def _is_library_file(file: str) -> bool:

@@ -24,7 +24,7 @@ from regatta.data import batch_order
 from regatta.engine.messages import PackDone, Task, TaskDone, TaskFailed, WorkerSetup
 from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.workers.training.device_memory import device_memory
-from regatta.engine.workers.training.error_report import cause_of, headline, users_traceback
+from regatta.engine.workers.training.error_report import advice, cause_of, headline, users_traceback
 from regatta.engine.workers.training.group_member import GroupMember, member_seed
 from regatta.engine.workers.training.model_cache import CachedModel, ModelCache
 from regatta.engine.workers.training.packs import PackTrainer
@@ -94,6 +94,8 @@ class Trainer:
     def failure(self, task: Task, start: float, error: BaseException) -> TaskFailed:
         disk_full = isinstance(error, DiskError)
         details = str(error) if disk_full else users_traceback(error)
+        if remedy := advice(error, task.values):
+            details = f"{details.rstrip()}\n{remedy}"
         echo = isinstance(error, group.PeerFailedError)
         return TaskFailed(
             self.worker, task, start, time.time(), headline(error), details, disk_full, echo, cause_of(error)

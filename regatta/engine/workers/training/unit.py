@@ -9,7 +9,7 @@ import numpy as np
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-from regatta.frameworks.base import Indices
+from regatta.frameworks.base import Indices, describe
 
 
 @dataclass
@@ -40,7 +40,7 @@ def to_metrics(returned: object, function: str) -> dict[str, float]:
     if returned is None and function == "train_fn":
         return {}
     if not isinstance(returned, Mapping):
-        raise UsageError(f"{function} returned {type(returned).__name__}; it returns a dict of numbers.")
+        raise UsageError(f"{function} returned {describe(returned)}; it returns a dict of numbers.")
     try:
         return {str(name): float(value) for name, value in returned.items()}
     except (TypeError, ValueError) as error:
