@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from regatta.repo import Repo
 
 FIRST, FURTHER = "dql> ", "...> "
+_WORDS = ("quit", "exit", "help")
 MAX_HISTORY = 1_000  # lines
 HELP = """\
-A query ends where it is complete, or with an empty line. For example:
-  select m where m.metric.loss.best < 0.1 order by m.metric.loss.best limit 10
-  explain select m1 where m1["conv*"].next has POOL("MAX")
+A query ends with ; or with an empty line. For example:
+  select m where m.metric.loss.best < 0.1 order by m.metric.loss.best limit 10;
+  explain select m1 where m1["conv*"].next has POOL("MAX");
 Tab completes words. `quit`, or Ctrl-D, ends the prompt. The language: docs/dql.md"""
 
 
@@ -28,7 +30,7 @@ def prompt(repo: Repo, answer: Callable[[str], None]) -> None:
     readline = _readline()
     if readline is not None:
         _set_up(readline, repo)
-    ui.message("DQL: `help` shows examples, Ctrl-D ends.")
+    ui.message("DQL: a query ends with ; or an empty line. `help` shows examples, Ctrl-D ends.")
     while True:
         try:
             text = _read_query()
@@ -59,24 +61,17 @@ def _run(text: str, answer: Callable[[str], None]) -> None:
 def _read_query() -> str:
     """One query, which may take several lines."""
     lines = [input(FIRST)]
-    while lines[-1].strip() and _goes_on("\n".join(lines)):
+    if lines[0].strip().lower() in _WORDS:
+        return lines[0]
+    while lines[-1].strip() and not _ends("\n".join(lines)):
         lines.append(input(FURTHER))
     return "\n".join(lines)
 
 
-def _goes_on(text: str) -> bool:
-    """Whether the text is only the beginning of a query."""
-    from regatta.dql.parse import QueryError, parse
-
-    if text.strip().lower() in ("quit", "exit", "help") or text.rstrip().endswith(";"):
-        return False
-    try:
-        parse(text)
-    except QueryError as error:
-        return error.message in ("The query ends too early.", "The text is not closed.")
-    except RegattaError:
-        return False
-    return False
+def _ends(text: str) -> bool:
+    """Whether a semicolon ends the query: it stands in no quoted text, and in no comment."""
+    bare = re.sub(r"""--[^\n]*|"[^"]*"|'[^']*'""", "", text)
+    return bare.rstrip().endswith(";") and not re.search("[\"']", bare)
 
 
 def _readline() -> Any:

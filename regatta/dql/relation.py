@@ -17,10 +17,12 @@ from regatta.dql.bound import (
     ColumnValue,
     DerivedSource,
     Expression,
+    Metric,
     QuerySource,
     ResultColumn,
     Type,
     Variable,
+    walk,
 )  # fmt: skip
 from regatta.dql.networks.bound_networks import BoundConstruct, BoundSlice
 from regatta.dql.parse import parse_condition
@@ -264,6 +266,12 @@ class Relation:
 def query(context: QueryContext, parameters: Mapping[str, Any]) -> Relation:
     """The relation of a text: it is parsed and bound now, and runs when its rows are needed."""
     return Relation(prepare(context, parameters))
+
+
+def metrics_at_their_end(relation: Relation) -> tuple[str, ...]:
+    """The metrics whose last value the conditions and the order of a query use."""
+    parts = walk(relation._prepared.query)
+    return tuple(dict.fromkeys(part.name for part in parts if isinstance(part, Metric) and part.which == "last"))
 
 
 def plain_value(value: Any) -> Any:

@@ -64,6 +64,18 @@ def test_models_are_a_table_of_versions(project: Path, capsys: pytest.CaptureFix
     assert found[0]["tags"] == ["best"] and found[1]["parents"][0]["id"] == found[0]["id"]
 
 
+def test_it_is_said_that_the_table_shows_the_best_value_and_not_the_last(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Repo.open(project) as repo:
+        repo.commit("worse", metrics={"loss": [0.1, 0.6]}, git=False)
+    notes = {}
+    for condition in ("loss > 0.5", "loss.best < 0.15", "loss < 0.5"):
+        assert main(["query", f"select m where m.metric.{condition}"]) == 0
+        notes[condition] = "shows the best loss; the query uses the last" in capsys.readouterr().err
+    assert notes == {"loss > 0.5": True, "loss.best < 0.15": False, "loss < 0.5": False}
+
+
 def test_columns_are_a_table(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query = "select m.name, m.param.lr as rate, m.tags, m.created, m from m order by m.name desc"
     found = document(capsys, "query", query)
@@ -211,8 +223,8 @@ def test_a_wrong_condition(condition: str, message: str, project: Path, capsys: 
 def test_the_prompt_answers_completes_and_remembers(project: Path) -> None:
     """A real terminal: a query over three lines, an error, completion with Tab, Ctrl-D, and the history afterwards."""
     state = {**os.environ, "XDG_STATE_HOME": str(project / "state"), "NO_COLOR": "1", "TERM": "dumb"}
-    text = _talk(state, b"select m.name from m where\n", b"m.number = 1 and\n", b"m.name = 'third';\n",
-                 b"select m.nme\n", b"selec\t m.na\t\n", b"\x04")  # fmt: skip
+    text = _talk(state, b"select m.name from m\n", b"where m.number = 1 and m.name <> ';'\n",
+                 b"and m.name = 'third';\n", b"select m.nme\n", b"\n", b"selec\t m.na\t;\n", b"\x04")  # fmt: skip
     assert "name" in text and "third" in text and "Did you mean name" in text
     assert text.count("first") == 1  # by the query that Tab completed
     history = (project / "state" / "regatta" / "query_history").read_text()

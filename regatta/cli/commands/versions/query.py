@@ -183,7 +183,8 @@ def _write_parquet(table: pa.Table, path: Path) -> None:
 
 
 def _show_versions(repo: Repo, relation: Relation, args: argparse.Namespace) -> None:
-    from regatta.cli.output.version_tables import listed_entries, tags_by_version, version_table
+    from regatta.cli.output.version_tables import best_of, listed_entries, tags_by_version, version_table
+    from regatta.dql.relation import metrics_at_their_end
     from regatta.repo import Versions
 
     found = relation.versions()
@@ -197,6 +198,10 @@ def _show_versions(repo: Repo, relation: Relation, args: argparse.Namespace) -> 
     tags = tags_by_version(repo.tags())
     ui.show_wide(args.wide or args.all)
     table_options.write(version_table(found, tags, complete=complete), args, None if args.all else MOST_ROWS)
+    for name in metrics_at_their_end(relation):
+        values = [version.metrics[name] for version in found if name in version.metrics]
+        if not complete and any(best_of(value, name)[0] != value.last for value in values):
+            ui.message(f"The table shows the best {name}; the query uses the last, not m.metric.{name}.best.")
 
 
 def _show_made(repo: Repo, relation: Relation, args: argparse.Namespace) -> None:
