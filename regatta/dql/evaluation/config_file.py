@@ -47,9 +47,11 @@ class LayerRate:
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a file. Paths of data sets are below its folder."""
+    """The settings of a file. Paths of data sets are below its folder. `shown` is its name as it was given."""
 
     path: Path | None = None
+    shown: str | None = None
+    text: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     input_data: tuple[str, ...] = ()  # all that are listed
     rates: tuple[LayerRate, ...] = ()
@@ -60,6 +62,12 @@ class Config:
     @property
     def folder(self) -> Path:
         return Path.cwd() if self.path is None else self.path.parent
+
+    def place_of(self, name: str) -> str | None:
+        """The file and the line of a setting, or of a selector of layers; the file alone if it has neither."""
+        if self.text and name in [*self.values, *(rate.selector.text for rate in self.rates)]:
+            return f"{self.shown}:{_line_of(self.text, name)}"
+        return self.shown
 
 
 def read_config(name: str, *, saved: str | None = None, load_sweep: LoadSweep | None = None) -> Config:
@@ -81,7 +89,7 @@ def read_config(name: str, *, saved: str | None = None, load_sweep: LoadSweep | 
     if file.suffix == ".py":
         return _of_python(name, file, saved, load_sweep)
     content = _content(file)
-    return _Reader(file.absolute(), text_of(file), content).config()
+    return _Reader(file, text_of(file), content).config()
 
 
 def _of_python(name: str, file: Path, saved: str | None, load_sweep: LoadSweep | None) -> Config:
@@ -95,7 +103,7 @@ def _of_python(name: str, file: Path, saved: str | None, load_sweep: LoadSweep |
             "A Python config is only taken on the command line.", place=str(file),
             hint="regatta query '...', or use a TOML, YAML or JSON file.",
         )  # fmt: skip
-    return Config(file.absolute(), sweep=load_sweep(name))
+    return Config(file.absolute(), str(file), sweep=load_sweep(name))
 
 
 def _content(path: Path) -> object:
@@ -105,9 +113,18 @@ def _content(path: Path) -> object:
     except DataError as error:
         line = re.search(r"line (\d+)", error.message)
         error.place = str(path) if line is None else f"{path}:{line[1]}"
+        written = re.fullmatch(r"\s*(.+?)\s*=\s*([^\W\d]\w*)\s*", _line(path, 0 if line is None else int(line[1])))
+        if written is not None and error.hint is None:
+            error.hint = f'A text stands in quotes: {written[1]} = "{written[2]}"'
         raise
     except OSError as error:
         raise UsageError(f"The config cannot be read: {error.strerror}.", place=str(path)) from error
+
+
+def _line(path: Path, number: int) -> str:
+    """A line of a file, counted from 1; empty if there is none."""
+    lines = ["", *path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return lines[number] if number < len(lines) else ""
 
 
 @dataclass(frozen=True)
@@ -129,13 +146,14 @@ class _Reader:
             elif name in SETTINGS:
                 problem = SETTINGS[name].problem(value)
                 if problem is not None:
-                    self._fail(f"{name} {problem}.", name)
+                    self._fail(f"{name} {problem}.", name, SETTINGS[name].nearest(value))
                 values[name] = value
             elif name not in TABLES:
                 self._fail(f"There is no setting {str(name)!r:.60}.", name, nearest_settings(str(name), TABLES))
         if "input_data" in values:
             listed = (values.pop("input_data"),)
-        return Config(self.path, values, listed, tuple(self._rates()), self._data())
+        rates, data = tuple(self._rates()), self._data()
+        return Config(self.path.absolute(), str(self.path), self.text, values, listed, rates, data)
 
     def _table(self, name: str) -> Mapping[Any, Any]:
         assert isinstance(self.content, Mapping)
@@ -192,13 +210,14 @@ class _Reader:
         return value
 
     def _fail(self, message: str, name: object, candidates: tuple[str, ...] = ()) -> NoReturn:
-        raise UsageError(message, place=f"{self.path}:{self._line(name)}", candidates=candidates)
+        raise UsageError(message, place=f"{self.path}:{_line_of(self.text, name)}", candidates=candidates)
 
-    def _line(self, name: object) -> int:
-        """The first line that begins with a name, or has it anywhere."""
-        word = re.escape(str(name))
-        for pattern in (rf"^\[[^\]]*\.[\"']?{word}[\"']?\]", rf"^[\s\[{{\"'-]*{word}\b", word):
-            for number, line in enumerate(self.text.splitlines(), 1):
-                if re.search(pattern, line):
-                    return number
-        return 1
+
+def _line_of(text: str, name: object) -> int:
+    """The first line that begins with a name, or has it anywhere."""
+    word = re.escape(str(name))
+    for pattern in (rf"^\[[^\]]*\.[\"']?{word}[\"']?\]", rf"^[\s\[{{\"'-]*{word}\b", word):
+        for number, line in enumerate(text.splitlines(), 1):
+            if re.search(pattern, line):
+                return number
+    return 1

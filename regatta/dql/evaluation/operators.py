@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from regatta.dql.networks.operators import derived_models, must_run_first
 from regatta.dql.parse import QueryError
 from regatta.dql.run import QueryContext, make_versions
 from regatta.errors import RegattaError, UsageError, nearest
+from regatta.format import count as count_of
 from regatta.search import Goal, keeping
 from regatta.search.base import Search, Train
 
@@ -97,10 +99,11 @@ def prepare_evaluation(context: QueryContext, query: BoundEvaluate) -> PreparedE
     names = _data_names(query, config, given)
     axes = query.axes
     fixed = _fixed(values, axes, names, config)
-    _check_optimizer(query, fixed, axes)
+    _check_optimizer(query, config, fixed, axes)
     if config.sweep is None:
-        _check_metrics(query, values)
+        _check_metrics(query, config, values)
     goal = Goal(values["metric"], _mode(values), values["epochs"], values["seed"])
+    _check_ends_of_rules(query, goal)
     count = count_configurations(len(models), axes, query.using, goal)
     if count > context.max_models:
         raise UsageError(
@@ -190,18 +193,27 @@ def plan_evaluation(context: QueryContext, query: BoundEvaluate, analyze: bool) 
 def _warn_of_late_rules(
     context: QueryContext, query: BoundEvaluate, goal: Goal, dataset: Dataset, search: Search
 ) -> None:
-    """Say which rules of `keep` decide nothing, because no model is trained for so long."""
+    """Say which rules of `keep` that count iterations decide nothing, because no model is trained for so long."""
+    rules = [each.rule for each in query.rules if each.rule.unit == "iterations"]
     sizes = [action.config.get("batch_size") for action in search.start(goal) if isinstance(action, Train)]
     smallest = min((size for size in sizes if isinstance(size, int)), default=0)
     rows = [part.rows for part in dataset.train]
-    for rule in (each.rule for each in query.rules):
-        most = goal.epochs
-        if rule.unit == "iterations":
-            if not smallest or None in rows or dataset.choice is not None:
-                continue  # it is not known
-            most *= sum(-(-(count or 0) // smallest) for count in rows)
+    if not smallest or None in rows or dataset.choice is not None:
+        return  # it is not known
+    most = goal.epochs * sum(-(-(count or 0) // smallest) for count in rows)
+    for rule in rules:
         if rule.after > most:
             context.say(f"keep {rule}: it decides nothing, since no model is trained for more than {most} {rule.unit}")
+
+
+def _check_ends_of_rules(query: BoundEvaluate, goal: Goal) -> None:
+    """Refuse rules of `keep` that can never act, because the training ends before."""
+    for each in query.rules:
+        if each.rule.unit == "epochs" and each.rule.after > goal.epochs:
+            raise QueryError(
+                f"This rule can never act: the models are trained for {count_of(goal.epochs, 'epoch')}.",
+                query.text, each.span, hint=f"Train them longer: with config.epochs = {each.rule.after}",
+            )  # fmt: skip
 
 
 def _config(context: QueryContext, query: BoundEvaluate) -> Config:
@@ -232,7 +244,7 @@ def _data_names(query: BoundEvaluate, config: Config, given: Mapping[str, Any]) 
     axis = next((axis for axis in query.axes if axis.key == BY), None)
     if config.sweep is not None:
         if axis is not None or BY in given:
-            raise UsageError("The data set is that of the sweep in the config.", place=str(config.path))
+            raise UsageError("The data set is that of the sweep in the config.", place=config.shown)
         return [config.sweep.dataset.name]
     if axis is not None:
         if not isinstance(axis.values, tuple):
@@ -245,12 +257,12 @@ def _data_names(query: BoundEvaluate, config: Config, given: Mapping[str, Any]) 
     listed = config.input_data or tuple(config.data)
     if listed:
         raise UsageError(
-            f"The config names {len(listed)} data sets: {', '.join(listed)}.", place=str(config.path),
+            f"The config names {len(listed)} data sets: {', '.join(listed)}.", place=config.shown,
             hint=f'Vary them, or take one: vary config.{BY} in ["{listed[0]}", ...], with config.{BY} = "{listed[0]}"',
         )  # fmt: skip
     raise UsageError(
         "An evaluate needs data to train on.",
-        place=None if config.path is None else str(config.path),
+        place=config.shown,
         hint=f'Put {BY} into a config file (regatta query --template), or: with config.{BY} = "digits"',
     )
 
@@ -274,7 +286,9 @@ def _mode(values: Mapping[str, Any]) -> Any:
     return values.get("mode") or usual_mode(values["metric"])
 
 
-def _check_optimizer(query: BoundEvaluate, fixed: Mapping[str, Scalar], axes: Sequence[BoundAxis]) -> None:
+def _check_optimizer(
+    query: BoundEvaluate, config: Config, fixed: Mapping[str, Scalar], axes: Sequence[BoundAxis]
+) -> None:
     """Refuse values that an optimizer does not take."""
     from regatta.network.torch.start_models import optimizer_options
 
@@ -284,10 +298,10 @@ def _check_optimizer(query: BoundEvaluate, fixed: Mapping[str, Scalar], axes: Se
         for name in names:
             if (key in fixed or key in by_key) and key not in optimizer_options(str(name)):
                 known = ", ".join(optimizer_options(str(name))) or "none"
-                raise _at(query, key, f"The optimizer {name} has no {key}.", f"It has base_lr and {known}.")
+                raise _at(query, config, key, f"The optimizer {name} has no {key}.", f"It has base_lr and {known}.")
 
 
-def _check_metrics(query: BoundEvaluate, values: Mapping[str, Any]) -> None:
+def _check_metrics(query: BoundEvaluate, config: Config, values: Mapping[str, Any]) -> None:
     """Refuse metrics that the training does not report. Those of a sweep are known only when it runs."""
     from regatta.network.torch.start_models import OF_CLASSES
 
@@ -300,7 +314,7 @@ def _check_metrics(query: BoundEvaluate, values: Mapping[str, Any]) -> None:
                 raise QueryError(message, query.text, rule.span, candidates=near, hint=hint)
     if values["metric"] not in known:
         message, near = f"There will be no metric {values['metric']!r:.60}.", nearest(values["metric"], known)
-        raise _at(query, "metric", message, hint, near)
+        raise _at(query, config, "metric", message, hint, near)
 
 
 def _layer_groups(query: BoundEvaluate, config: Config, models: Sequence[StartModel]) -> LayerGroups:
@@ -312,19 +326,29 @@ def _layer_groups(query: BoundEvaluate, config: Config, models: Sequence[StartMo
     for model in models if selectors else ():
         for key in (key for key, parameters in found[model.key].items() if not parameters):
             names = names_of_layers_with_weights(model)
-            message = f"config.{key} is the rate of layers, but {model.name} has none of them with weights."
-            near = nearest(selectors[key].text, [name for each in names.values() for name in each])
-            error = _at(query, key, message, f"Its layers with weights are {listed_layers(list(names))}.", near)
-            if not isinstance(error, QueryError):
-                error.place = str(config.path)
-            raise error
+            selector = selectors[key].text
+            message = f'config.net["{selector}"] are rates of layers, but {model.name} has none of them with weights.'
+            near = _nearest_selectors(selector, [name for each in names.values() for name in reversed(each)])
+            raise _at(query, config, key, message, f"Its layers with weights are {listed_layers(list(names))}.", near)
     return found
 
 
-def _at(query: BoundEvaluate, key: str, message: str, hint: str, candidates: Sequence[str] = ()) -> UsageError:
-    """An error at the place where the query names a setting, if it does."""
+def _nearest_selectors(selector: str, names: Sequence[str]) -> tuple[str, ...]:
+    """What a selector without layers may mean: names, or its pattern after the beginning of a name: cnv* is conv*."""
+    begin, pattern = re.fullmatch(r"([^*?\[(]*)(.*)", selector, re.DOTALL).groups()  # type: ignore[union-attr]
+    if not begin or not pattern:
+        return nearest(selector, names)
+    return tuple(f"{name}{pattern}" for name in nearest(begin, [re.sub(r"\d+$", "", name) for name in names]))
+
+
+def _at(
+    query: BoundEvaluate, config: Config, key: str, message: str, hint: str, candidates: Sequence[str] = ()
+) -> UsageError:
+    """An error at the place where the query names a setting, or else its config."""
     parts: list[BoundSetting | BoundAxis] = [*query.axes, *query.settings]
     part = next((part for part in parts if part.key == key), None)
     if part is None:
-        return UsageError(message, hint=hint, candidates=candidates)
+        layers = re.fullmatch(r'net\["(.*)"\]\.\w+', key)
+        place = config.place_of(key if layers is None else layers[1])
+        return UsageError(message, place=place, hint=hint, candidates=candidates)
     return QueryError(message, query.text, part.span, hint=hint, candidates=candidates)

@@ -19,12 +19,12 @@ def values_of_sweep(config: Config) -> Config:
     sweep = config.sweep
     assert sweep is not None
     if sweep.dataset.choice is not None:
-        raise UsageError("The sweep of a config has one data set.", place=str(config.path))
+        raise UsageError("The sweep of a config has one data set.", place=config.shown)
     first = next(iter(sweep.configs().values()))
     try:
         optimizer = optimizer_values(sweep.recipe.model_fn(dict(first)))
     except UsageError as error:
-        error.place = error.place or str(config.path)
+        error.place = error.place or config.shown
         raise
     goal = sweep.goal
     values: dict[str, Any] = {"epochs": goal.epochs, "seed": goal.seed, "metric": goal.metric, "mode": goal.mode}

@@ -31,6 +31,7 @@ class EvaluateSetting:
     auto: tuple[Any, ...] = ()
     auto_range: Space | None = None
     varies: bool = True
+    below: float | None = None
 
     def problem(self, value: object) -> str | None:
         """What is wrong with a value, as the end of a sentence that begins with the name; None if nothing is."""
@@ -40,12 +41,20 @@ class EvaluateSetting:
             "whole": isinstance(value, int) and not isinstance(value, bool),
             "boolean": isinstance(value, bool),
         }
-        if not checks[self.kind] or (self.least is not None and value < self.least):  # type: ignore[operator]
+        if not checks[self.kind] or not self._is_in_range(value):
             bound = "" if self.least is None else f" from {self.least:g}"
+            bound += "" if self.below is None else f" and below {self.below:g}"
             return f"is {_KINDS[self.kind]}{bound}, not {brief(value)}"
         if self.options and value not in self.options:
             return f"is one of {', '.join(self.options)}, not {brief(value)}"
         return None
+
+    def _is_in_range(self, value: Any) -> bool:
+        return (self.least is None or value >= self.least) and (self.below is None or value < self.below)
+
+    def nearest(self, value: object) -> tuple[str, ...]:
+        """The options that may be meant by a wrong value."""
+        return nearest(str(value), self.options)
 
 
 RATES = (0.1, 0.01, 0.001)
@@ -72,7 +81,7 @@ SETTINGS: Mapping[str, EvaluateSetting] = {
         EvaluateSetting("visits", "text", "free", "seeded: in a fixed order", None, ("free", "seeded"), varies=False),
         EvaluateSetting("workers", "whole", None, "how many train at a time", 1, varies=False),
         EvaluateSetting("partitions", "whole", 4, "in which a single file is split", 1, varies=False),
-        EvaluateSetting("eval_fraction", "number", 0.2, "of a single file, for evaluation", 0, varies=False),
+        EvaluateSetting("eval_fraction", "number", 0.2, "of a single file, for evaluation", 0, varies=False, below=1),
     )
 }  # fmt: skip
 GROUP_SETTINGS: Mapping[str, EvaluateSetting] = {

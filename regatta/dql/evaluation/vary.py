@@ -190,8 +190,7 @@ def _checked(
 def _check_value(binder: Binder, known: EvaluateSetting, key: str, value: Any, place: tree.Tree) -> None:
     problem = known.problem(value)
     if problem is not None:
-        candidates = nearest(str(value), known.options) if known.options else ()
-        raise binder.error(f"config.{key} {problem}.", place.span, candidates=candidates)
+        raise binder.error(f"config.{key} {problem}.", place.span, candidates=known.nearest(value))
 
 
 # Bound query to search
