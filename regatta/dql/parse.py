@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from regatta.dql import tree
+from regatta.dql.syntax_advice import advice_on_number, advice_on_sign, advice_on_word
 from regatta.dql.tree import Expression, Span, Statement, Tree
 from regatta.errors import UsageError, nearest
 
@@ -182,6 +183,9 @@ def _unexpected(text: str, token: Token, accepted: Iterable[str]) -> QueryError:
         span = Span(token.start_pos or 0, token.end_pos or 0)
         message = f"{str(token)!r:.60} cannot stand here."
     candidates: tuple[str, ...] = ()
+    advice = None if token.type == "$END" else advice_on_word(text, span.start, str(token))
+    if advice is not None:
+        return QueryError(message, text, span, candidates=advice.candidates, hint=advice.hint)
     if token.type == "NAME":
         candidates = nearest(str(token), [_keyword(name) for name in wanted if name not in _WORDS])
     return QueryError(message, text, span, candidates=candidates, hint=f"Expected: {_expected(wanted)}.")
@@ -196,8 +200,16 @@ def _expected(wanted: set[str]) -> str:
     elif len(wanted & _OPERATORS) > 2:
         listed.append("an operator")
         wanted = wanted - _OPERATORS - _CONTINUATIONS - {"NOT"}
-    listed += sorted((_spelled(name) for name in wanted - {"SEMICOLON"}), key=lambda word: (len(word) < 2, word))
+    words = [_spelled(name) for name in wanted - {"SEMICOLON"}]
+    listed += sorted(words, key=_place_in_list)
+    if listed[-1:] == ["or"]:
+        listed.reverse()
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} or {listed[-1]}" if listed else "nothing more"
+
+
+def _place_in_list(word: str) -> tuple[bool, bool, str]:
+    """Words before signs, and the end last; `or` stands beside `and`, since it would read "or or" as the last one."""
+    return word == _WORDS["$END"], len(word) < 2, "and or" if word == "or" else word
 
 
 def _unreadable(text: str, at: int) -> QueryError:
@@ -206,8 +218,12 @@ def _unreadable(text: str, at: int) -> QueryError:
         return QueryError("The text is not closed.", text, Span(at, len(text)), hint=f"Close it with {character}.")
     word = re.match(r"\d\w*(?:\.\w*)*", text[at:])
     if word is not None:
-        return QueryError(f"{word[0]!r:.60} is not a number.", text, Span(at, at + word.end()))
-    return QueryError(f"{character!r} cannot stand here.", text, Span(at, at + 1))
+        meant, span = advice_on_number(word[0]), Span(at, at + word.end())
+        message = f"{word[0]!r:.60} is not a number."
+    else:
+        sign, meant = advice_on_sign(text, at)
+        message, span = f"{sign!r} cannot stand here.", Span(at, at + len(sign))
+    return QueryError(message, text, span, candidates=meant.candidates, hint=meant.hint)
 
 
 # The tree

@@ -16,7 +16,7 @@ from regatta.dql.bind import BoundQuery, bind
 from regatta.dql.bound import BoundPart, BoundSelect, DerivedSource, IdsSource
 from regatta.dql.evaluation.bound_evaluate import BoundEvaluate
 from regatta.dql.networks.bound_networks import BoundConstruct, BoundDerivation, BoundSlice
-from regatta.dql.parse import parse
+from regatta.dql.parse import QueryError, parse
 from regatta.dql.rewrite import replace_parts, rewrite
 from regatta.dql.saved_queries import SavedQueries
 from regatta.dql.schema import known_names
@@ -61,7 +61,7 @@ def prepare(context: QueryContext, parameters: Mapping[str, Any] | None = None) 
     """Parse, bind and rewrite the text of the context."""
     context = replace(context, parameters=dict(parameters or {}))
     begin = time.perf_counter()
-    statement = parse(context.text)
+    statement = _parsed(context)
     parsed = time.perf_counter()
     try:
         query = rewrite(_bound(context, statement, context.parameters))
@@ -69,6 +69,16 @@ def prepare(context: QueryContext, parameters: Mapping[str, Any] | None = None) 
         raise UsageError("The query is nested too deeply.", hint="Name its parts: with x as (...) select ...") from None
     done = time.perf_counter()
     return PreparedQuery(context, query, statement.explain, {"parse": parsed - begin, "bind": done - parsed})
+
+
+def _parsed(context: QueryContext) -> tree.Statement:
+    try:
+        return parse(context.text)
+    except QueryError:
+        name = context.text.strip().rstrip(";")
+        if name not in SavedQueries(context.repo.folder):
+            raise
+        raise UsageError(f"{name!r} is the name of a saved query.", hint=f'Read it: select m from "{name}"') from None
 
 
 def _bound(context: QueryContext, statement: tree.Statement, parameters: Mapping[str, Any]) -> BoundQuery:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from regatta.dql.bound import Type
@@ -127,6 +128,7 @@ class KnownNames:
     metrics: Collection[str] | None = None
     hyperparameters: Collection[str] | None = None
     saved: Mapping[str, str] = field(default_factory=dict)
+    types_of: Callable[[str], frozenset[str]] = lambda name: frozenset()  # of the values of a hyperparameter
 
 
 class CatalogNames(Collection[str]):
@@ -151,4 +153,4 @@ def known_names(repo: Repo, saved: Mapping[str, str] | None = None) -> KnownName
         return KnownNames(saved=saved or {})
     metrics = CatalogNames(catalog.has_metric, catalog.metric_names)
     hyperparameters = CatalogNames(catalog.has_hyperparameter, catalog.hyperparameter_names)
-    return KnownNames(metrics, hyperparameters, saved or {})
+    return KnownNames(metrics, hyperparameters, saved or {}, cache(catalog.hyperparameter_types))

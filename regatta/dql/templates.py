@@ -8,6 +8,7 @@ In a test the name is a selector. ANY tests layers of every kind.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -110,7 +111,20 @@ def bind_test(template: tree.NodeTemplate, text: str) -> NodeTest:
     tests = [_test(kind, each, text) for each in named]
     if function is not None:
         tests.insert(0, AttributeTest("function", "=", (function,)))
+    for test in tests:
+        _check_function(kind, test, template, text)
     return NodeTest(None if kind == ANY else kind, None if name is None else bind_selector(name, text), tuple(tests))
+
+
+def _check_function(kind: str, test: AttributeTest, template: tree.NodeTemplate, text: str) -> None:
+    """Refuse a misspelt function, and a name in its place: no layer would match. Imported layers may have others."""
+    known = _FUNCTIONS.get(kind, ())
+    for value in test.values if test.name == "function" else ():
+        function = str(value).lower()
+        near = nearest(function, known)
+        if known and function not in known and (near or re.search(r"[\d*?\[]", function)):
+            hint = f'It has {", ".join(known)}. A name is the second text, or that of ANY("name").'
+            raise QueryError(f"{kind} has no function {value!r:.60}.", text, template.span, candidates=near, hint=hint)
 
 
 def bind_layer(template: tree.NodeTemplate, text: str) -> LayerTemplate:

@@ -30,7 +30,7 @@ TEXTS = words(
     '"with max max max pools"',
 )
 PATTERNS = words(
-    '"alexnet_%"', '"%a%"', '"alexnet-%"', '"%"', '"_nnx"', '"%max%"', '"grid/c_"', '"with % pools"', '"sg%"', '"[a]*"'
+    '"alexnet_%"', '"%a%"', '"alexnet-%"', '"%"', '"_nnx"', '"%max%"', '"grid/c_"', '"with % pools"', '"sg%"', '"[a]*%"'
 )
 DATES = words('"2015-11-22"', '"2015-11-30"', '"2015-11-25 12:00"', "now() - 7d", 'date("2015-11-24") + 24h')
 SELECTORS = words(

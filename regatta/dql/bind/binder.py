@@ -19,6 +19,7 @@ from regatta.dql.tree import Span
 from regatta.errors import nearest
 
 BoundQuery: TypeAlias = BoundPart  # BoundSelect, BoundSlice, BoundConstruct or BoundEvaluate
+_OTHER_TABLES = {"model": (VERSIONS,), "models": (VERSIONS,), "layer": ("nodes",), "layers": ("nodes",)}
 MAX_SOURCES = 16
 MAX_SAVED_DEPTH = 16
 MAX_VARIABLES = 256  # of a query and all queries in it: those of `with` may name each other again and again
@@ -108,7 +109,8 @@ class Binder:
         if source.alias is not None and table != VERSIONS:
             known = (*TABLE_NAMES, *self.queries)
             raise self.error(
-                f"There is no table {source.name!r:.60}.", source.span, candidates=nearest(source.name, known),
+                f"There is no table {source.name!r:.60}.", source.span,
+                candidates=_OTHER_TABLES.get(table) or nearest(source.name, known),
                 hint=f"There are {', '.join(known)}; a saved query is in quotes.",
             )  # fmt: skip
         return bound.VersionSource(self.declare(source.alias or source.name, "model", source.span), span=source.span)

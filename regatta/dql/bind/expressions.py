@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.dql import bound, tree
 from regatta.dql.bind.paths import bind_path
-from regatta.dql.bind.types import NAMES, ORDERED, common, comparable, is_text_constant, parse_time, type_of_value
+from regatta.dql.bind.types import (
+    NAMES,
+    ORDERED,
+    common,
+    comparable,
+    is_text_constant,
+    parse_number,
+    parse_time,
+    type_of_value,
+)
 from regatta.dql.bound import SET_TYPES, Constant, Expression, Type
 from regatta.dql.templates import bind_test
 from regatta.errors import nearest
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
 AGGREGATES = ("count", "sum", "avg", "min", "max")
 LINEAGE = ("parents", "children", "ancestors", "descendants")
 _NUMERIC = ("number", "any")
+_TIMES = 'A time is written "2026-01-31", "2026-01-31 12:00" or now() - 7d.'
 
 
 def bind_expression(binder: Binder, expression: tree.Expression) -> Expression:
@@ -227,9 +238,7 @@ def _date(binder: Binder, name: str, call: tree.Call) -> Expression:
 
 
 def _no_time(binder: Binder, place: tree.Tree) -> Exception:
-    return binder.error(
-        "This is not a time.", place.span, hint='A time is written "2026-01-31", "2026-01-31 12:00" or now() - 7d.'
-    )
+    return binder.error("This is not a time.", place.span, hint=_TIMES)
 
 
 def _of_number(binder: Binder, name: str, call: tree.Call) -> Expression:
@@ -274,10 +283,11 @@ def _compared(binder: Binder, operator: str, left: Expression, right: Expression
     if "null" in (left.type, right.type) and left.type not in SET_TYPES and right.type not in SET_TYPES:
         raise binder.error("A comparison with null is never true.", place.span, hint="Write: is null, or is not null")
     if not comparable(left.type, right.type):
-        hint = _hint_for_set(left if left.type in SET_TYPES else right)
+        hint = _TIMES if "time" in (left.type, right.type) else _hint_for_set(left if left.type in SET_TYPES else right)
         raise binder.error(
-            f"{NAMES[left.type].capitalize()} cannot be compared with {NAMES[right.type]}.", place.span, hint=hint
+            f"{_named(left).capitalize()} cannot be compared with {_named(right)}.", place.span, hint=hint
         )
+    _check_kept(binder, left, right, place)
     shown = left.type if left.type != "any" else right.type
     if operator not in ("=", "<>") and shown not in ORDERED:
         raise binder.error(f"{NAMES[shown].capitalize()} has no order, so {operator} cannot compare it.", place.span)
@@ -300,6 +310,25 @@ def _time_of(binder: Binder, found: Expression) -> Expression:
     return made
 
 
+def _named(found: Expression) -> str:
+    return "the tags of a model" if isinstance(found, bound.Tags) else NAMES[found.type]
+
+
+def _check_kept(binder: Binder, left: Expression, right: Expression, place: tree.Tree) -> None:
+    """Refuse to compare a hyperparameter with a type of values that it has nowhere: no model could match."""
+    for found, other in ((left, right), (right, left)):
+        if not (isinstance(found, bound.Hyperparameter) and isinstance(other, Constant)):
+            continue
+        held = binder.known.types_of(found.name)
+        if held and isinstance(place, tree.CompareTree) and other.type not in held:
+            is_number = isinstance(other.value, str) and parse_number(other.value) is not None
+            names = " or ".join(NAMES[type_] for type_ in NAMES if type_ in held)
+            raise binder.error(
+                f"The hyperparameter {found.name!r:.60} is {names} in all versions, and is compared with "
+                f"{NAMES[other.type]}.", place.span, candidates=[other.value.strip()] if is_number else (),
+            )  # fmt: skip
+
+
 def _hint_for_set(found: Expression) -> str | None:
     match found:
         case bound.LayerPath(selector=selector):
@@ -316,6 +345,13 @@ def _like(binder: Binder, found: tree.LikeTree) -> Expression:
     for part, place, what in ((text, found.text, "What is compared"), (pattern, found.pattern, "The pattern of like")):
         if part.type not in ("text", "any"):
             raise binder.error(f"{what} is a text, not {NAMES[part.type]}.", place.span)
+    match found.pattern:
+        case tree.Value(str() as written) if re.search(r"[*?]", written) and not re.search("[%_]", written):
+            meant = written.replace("*", "%").replace("?", "_")
+            raise binder.error(
+                "The pattern has no wildcard of like.", found.pattern.span, candidates=[f'"{meant:.60}"'],
+                hint="In like, % is any text and _ one character. The text itself is compared with =.",
+            )  # fmt: skip
     return _negated(bound.Like(text, pattern, span=found.span), found.negated)
 
 

@@ -56,6 +56,8 @@ def _unknown_variable(binder: Binder, path: tree.Path) -> QueryError:
         candidates = tuple(f"{prefix}{name}" for name in _nearest_attributes(binder, path.root))
     if not candidates:
         hint = f"There {'are' if len(known) > 1 else 'is'} {', '.join(known)}." if known else "Name it after from."
+    if not path.steps and not candidates:
+        hint = "\n".join(filter(None, (f'A text stands in quotes: "{path.root:.60}".', hint)))
     return binder.error(f"There is no variable {path.root!r:.60}.", path.span, candidates=candidates, hint=hint)
 
 

@@ -59,5 +59,13 @@ def parse_time(text: str) -> float | None:
         return None
 
 
+def parse_number(text: str) -> float | None:
+    """The number that a text looks like; None if it is another text."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def is_text_constant(part: BoundPart) -> bool:
     return isinstance(part, Constant) and part.type == "text"

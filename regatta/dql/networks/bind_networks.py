@@ -68,7 +68,10 @@ def bind_slice(binder: Binder, body: tree.Slice) -> BoundSlice:
                     raise binder.error(f"The {name} of the slice is given twice.", part.span)
                 ends[name] = _layers(binder, right, body.name)
             case _:
-                raise binder.error("A slice says where it begins or ends.", part.span, hint=_slice_hint(body))
+                raise binder.error(
+                    "A slice says where it begins or ends.", part.span, candidates=_meant_ends(part, body),
+                    hint=_slice_hint(body),
+                )  # fmt: skip
     for name in _ENDS:
         if name not in ends:
             raise binder.error(f"The slice has no {name}.", body.mutate.span, hint=_slice_hint(body))
@@ -145,6 +148,14 @@ def _layers(binder: Binder, expression: tree.Expression, made: str) -> LayerPath
         known = ", ".join(binder.visible())
         raise binder.error(f"{made!r:.60} is what the query makes; layers are selected in {known}.", expression.span)
     return binder.bind_nodes(expression)
+
+
+def _meant_ends(part: tree.Expression, body: tree.Slice) -> tuple[str, ...]:
+    """s.input, where it is written as that of a model that the slice is cut from."""
+    match part:
+        case tree.CompareTree("=", tree.Path(_, (tree.Field(name, None),))) if name in _ENDS:
+            return (f"{body.name}.{name}",)
+    return ()
 
 
 def _slice_hint(body: tree.Slice) -> str:

@@ -351,6 +351,17 @@ class Catalog(Database):
         """Whether any version has this hyperparameter."""
         return bool(self._all("SELECT 1 FROM hyperparameter WHERE name = ? LIMIT 1", name))
 
+    def hyperparameter_types(self, name: str) -> frozenset[str]:
+        """The types of values that a hyperparameter has in any version: number, text, boolean, list."""
+        tests = {
+            "number": "number IS NOT NULL",
+            "text": "json >= '\"' AND json < '#'",
+            "boolean": "json IN ('true', 'false')",
+            "list": "json >= '[' AND json < '\\'",
+        }  # fmt: skip
+        query = "SELECT 1 FROM hyperparameter WHERE name = ? AND {} LIMIT 1"
+        return frozenset(type_ for type_, test in tests.items() if self._all(query.format(test), name))
+
     def run_names(self) -> list[str]:
         """The runs that any version comes from."""
         return [name for (name,) in self._all("SELECT DISTINCT name FROM run ORDER BY name")]
