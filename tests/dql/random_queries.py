@@ -104,7 +104,6 @@ def numbers(m: str) -> st.SearchStrategy[str]:
             f"{m}.snapshots",
             f"length({m}.name)",
             f"count({m}.tags)",
-            f"{m}.param.optimizer",
         ),
         joined(m, words(".metric.loss.", ".metric.accuracy."), metrics),
         joined("count(", words("ancestors", "descendants", "parents", "children"), f"({m}))"),
