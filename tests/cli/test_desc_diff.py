@@ -103,6 +103,11 @@ def test_diff_shows_differences_and_exits_with_1(project: Path, capsys: pytest.C
     assert "width" in said and "Network" in said
 
 
+def test_diff_names_a_version_without_a_network(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "bare", "mlp@1"]) == 1
+    assert "bare@1 has no network recorded" in out(capsys)
+
+
 def test_diff_of_equal_versions_exits_with_0(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "good", "mlp@1"]) == 0
     assert "do not differ" in out(capsys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,9 +29,10 @@ def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
             columns = [left("", 0), *(left(label) for label in found.labels)]
             rows: list[list[Cell]] = [[(each.name, "dim"), *(_cell(v, name) for v in each.values)] for each in shown]
             yield Table(columns, rows, above=(name.capitalize(),))
-    for label, comparison in zip(found.labels[1:], found.comparisons, strict=True):
-        of = f" of {found.labels[0]} and {label}" if len(found.labels) > 2 else ""
-        yield from _comparison(comparison, of, everything)
+    for other, comparison in zip(found.references[1:], found.comparisons, strict=True):
+        of = f" of {found.labels[0]} and {other.label}" if len(found.labels) > 2 else ""
+        missing = [each.label for each in (found.references[0], other) if each.version.network is None]
+        yield from _comparison(comparison, of, everything, missing)
 
 
 def _heading(found: Diff) -> Table:
@@ -48,7 +49,7 @@ def _heading(found: Diff) -> Table:
     return Table([left("version", 0), left("id"), left("created"), left("")], rows, below=below)
 
 
-def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
+def _comparison(each: Comparison, of: str, everything: bool, missing: Sequence[str]) -> Iterator[Table]:
     layers = [layer for layer in each.network.layers if everything or layer.what != "same"]
     if layers:
         expressions = tuple(
@@ -58,9 +59,9 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
         )
         columns = [left("", 0), left("layer", 0), left("kind"), sentences("")]
         same = f"{len(each.network.layers) - len(layers)} layers are the same" if not everything else ""
-        yield Table(
-            columns, [_layer(layer) for layer in layers], (f"Network{of}", *expressions), (same,) if same else ()
-        )
+        notes = [f"{label} has no network recorded: its layers are unknown" for label in missing]
+        below = (*notes, same) if same and not missing else tuple(notes)
+        yield Table(columns, [_layer(layer) for layer in layers], (f"Network{of}", *expressions), below)
     tensors = [tensor for tensor in each.parameters if everything or tensor.what != "same"]
     if tensors:
         yield _weights(each, tensors, of, everything)

@@ -27,6 +27,7 @@ from regatta.network.json_form import from_json, to_json
 from regatta.network.shapes import ShapeError, show_shape
 from regatta.repo.catalog.names import ID_DIGITS, check_name
 from regatta.repo.catalog.networks import canonical_json
+from regatta.repo.snapshots import folder_of_run
 
 if TYPE_CHECKING:
     import torch
@@ -173,10 +174,10 @@ def network_of(repo: Repo, version: Version) -> Network:
     """The network of a version, as its layers can be selected and changed."""
     stored = repo.network(version)
     if stored is None:
-        run = None if version.run is None else version.run.rpartition(".")[0]
+        run = repo.catalog.run(version.run)
         hint = "Commit it with one: repo.commit(..., network=network.from_torch(model, example_input))"
-        if run is not None:
-            hint = f"Record the networks of its run: regatta commit --run {run} --networks"
+        if run is not None and folder_of_run(repo, run) is not None:
+            hint = f"Record the networks of its run: regatta commit --run {run.name} --networks"
         raise UsageError(f"The version {version.reference} has no network.", hint=hint)
     try:
         return from_json(canonical_json(stored, "network"))
