@@ -5,8 +5,10 @@
     partition.py       one partition: its header and its arrays
     formats/           safetensors, npz, Parquet: each with the functions `inspect` and `read`
     arrays.py          the caller's arrays, checked
+    torch_rows.py      the rows of a PyTorch Dataset, read in order
     split.py           how many rows each partition gets, and which
     write.py           partitions as files, written atomically
+    row_files.py       partitions that are written while their rows are read
     fingerprint.py     a hash of the data that does not depend on where it is
     availability.py    which worker holds which partition
     order.py           the seeded order of rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,17 +13,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from regatta.configuration import Scalar
-from regatta.data.arrays import Array, named_arrays
+from regatta.data.arrays import Arrays, held_out_arrays, named_arrays
 from regatta.data.availability import Workers, place_partitions
 from regatta.data.dataset_choice import DataChoice, check_choice
-from regatta.data.fingerprint import hash_arrays, hash_files, hash_fingerprints
-from regatta.data.formats import dtype_name
+from regatta.data.fingerprint import hash_arrays, hash_files, hash_fingerprints, hash_rows
 from regatta.data.order import Indices
-from regatta.data.partition import Column, Partition, inspect, unknown_format
-from regatta.data.split import split_rows
+from regatta.data.partition import Column, Partition, inspect, row_columns, unknown_format
+from regatta.data.row_files import RowScatter, UnfinishedPartition, unfinished_folder
+from regatta.data.split import EVAL_FRACTION, plan_partitions
+from regatta.data.torch_rows import CollateFn, RowSource, find_rows
 from regatta.data.write import check_owner, is_written, locked, write_partition
 from regatta.errors import DataError, UsageError, nearest
 from regatta.format import brief
+from regatta.frameworks import seeded_in_all
 from regatta.paths import DATA, ensure_repository, writable_folder
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -44,11 +46,12 @@ class Dataset:
     @classmethod
     def from_arrays(
         cls,
-        x: ArrayLike,
-        y: ArrayLike,
-        *more: ArrayLike,
+        x: Arrays,
+        y: Arrays,
+        *more: Arrays,
         partitions: int,
-        eval_fraction: float = 0.2,
+        eval: Sequence[Arrays] | Mapping[str, ArrayLike] | None = None,
+        eval_fraction: float = EVAL_FRACTION,
         eval_partitions: int | None = None,
         seed: int = 0,
         name: str = "data",
@@ -60,32 +63,92 @@ class Dataset:
 
         Training partitions have equal sizes, or sizes in `proportions` (such as the speeds of their workers). The same
         arrays and parameters find the files of the last time. Without a `directory` they are in the repository.
+        A test split that exists already is `eval=(x_test, y_test)`: it is used as it is, and no row is drawn.
+        An argument may be a dict of arrays, whose names become those of its columns.
         """
         _check_name(name)
-        counts = {"partitions": (partitions, 1), "eval_partitions": (eval_partitions or 0, 0), "seed": (seed, 0)}
-        for what, (count, least) in counts.items():
-            if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < least:
-                raise DataError(f"{what} is {brief(count)}; it must be a whole number from {least}.")
         columns = named_arrays((x, y, *more), names)
-        rows = len(next(iter(columns.values())))
-        shares = [1.0] * partitions if proportions is None else list(proportions)
-        train, held_out = split_rows(rows, partitions, eval_fraction, eval_partitions, seed, shares)
-        sizes = [[len(part) for part in kind] for kind in (train, held_out)]
-        content = hash_arrays(columns, [seed, *sizes])
+        given = None if eval is None else held_out_arrays(eval, columns, names)
+        rows, given_rows = (None if each is None else len(next(iter(each.values()))) for each in (columns, given))
+        train, held_out = plan_partitions(
+            rows or 0, given_rows, partitions, eval_fraction, eval_partitions, seed, proportions
+        )
+        parameters: list[Any] = [seed, *([len(part) for part in kind] for kind in (train, held_out))]
+        content = hash_arrays(columns, parameters if given is None else [*parameters, hash_arrays(given, [])])
+        dataset = cls._planned(name, directory, row_columns(columns), train, held_out, content)
+        arrays = [columns] * len(train) + [columns if given is None else given] * len(held_out)
+        with locked(dataset.train[0].path.parent):
+            for partition, source, indices in zip(dataset.train + dataset.eval, arrays, train + held_out, strict=True):
+                if not is_written(partition, content):
+                    write_partition(partition, {k: a[indices] for k, a in source.items()}, content)
+        return dataset
+
+    @classmethod
+    def from_torch(
+        cls,
+        train: Any,
+        eval: Any = None,
+        *,
+        partitions: int,
+        eval_fraction: float = EVAL_FRACTION,
+        eval_partitions: int | None = None,
+        seed: int = 0,
+        name: str = "data",
+        directory: PathLike | None = None,
+        proportions: Sequence[float] | None = None,
+        names: Sequence[str] | None = None,
+        collate_fn: CollateFn | None = None,
+    ) -> Dataset:
+        """Write the rows of a map-style PyTorch Dataset, or of the one in a DataLoader, as partitions.
+
+        Each row is read once, in order, under random numbers of the seed, and a few rows are in memory at a time. A
+        row is a tensor, an array or a number, or a tuple or a dict of them. The split, the order and the options are
+        those of `from_arrays`; `eval` is a Dataset, too. `collate_fn` makes arrays, with a row each, from a list of
+        rows.
+        """
+        _check_name(name)
+        sources = [find_rows(train, "train", collate_fn)]
+        if eval is not None:
+            sources.append(find_rows(eval, "eval", collate_fn))
+        given_rows = None if eval is None else len(sources[1])
+        kinds = plan_partitions(
+            len(sources[0]), given_rows, partitions, eval_fraction, eval_partitions, seed, proportions
+        )
+        home = ensure_repository() / DATA if directory is None else Path(os.path.abspath(directory))
+        with unfinished_folder(writable_folder(home, "data folder"), name) as folder:
+            parts = [kinds[0] + kinds[1]] if eval is None else list(kinds)
+            with seeded_in_all(seed % 2**63):
+                columns, files, digests = _read_rows(sources, parts, names, folder)
+            sizes = [[len(part) for part in kind] for kind in kinds]
+            content = hash_rows(columns, digests, [seed, *sizes])
+            dataset = cls._planned(name, directory, columns, *kinds, content)
+            with locked(dataset.train[0].path.parent):
+                for partition, file in zip(dataset.train + dataset.eval, files, strict=True):
+                    if not is_written(partition, content):
+                        file.finish(partition, content)
+        return dataset
+
+    @classmethod
+    def _planned(
+        cls,
+        name: str,
+        directory: PathLike | None,
+        columns: tuple[Column, ...],
+        train: Sequence[Indices],
+        held_out: Sequence[Indices],
+        content: str,
+    ) -> Dataset:
+        """The data set as it will be after writing, and its folder."""
         default = f"{name}-{content[:12]}"
         chosen = ensure_repository() / DATA / default if directory is None else Path(os.path.abspath(directory))
         folder = writable_folder(chosen, "data folder")
-        dataset = cls(
-            name,
-            _describe_partitions(folder, "train", columns, train),
-            _describe_partitions(folder, "eval", columns, held_out),
-            content=content,
-        )
-        with locked(folder):
-            for partition, indices in zip(dataset.train + dataset.eval, train + held_out, strict=True):
-                if not is_written(partition, content):
-                    write_partition(partition, {k: a[indices] for k, a in columns.items()}, content)
-        return dataset
+        parts = [
+            tuple(
+                Partition(folder / f"{kind}-{j:04}.safetensors", len(each), columns) for j, each in enumerate(indices)
+            )
+            for kind, indices in (("train", train), ("eval", held_out))
+        ]
+        return cls(name, parts[0], parts[1], content=content)
 
     @classmethod
     def from_paths(
@@ -230,14 +293,27 @@ def _check_name(name: str) -> None:
         raise UsageError(f"The data set's name is {name!r}; use letters, digits, '.', '_' and '-'.")
 
 
-def _describe_partitions(
-    folder: Path, kind: str, columns: Mapping[str, Array], parts: Sequence[Indices]
-) -> tuple[Partition, ...]:
-    """The partitions as they will be after writing."""
-    described = tuple(Column(label, dtype_name(array.dtype), array.shape[1:]) for label, array in columns.items())
-    return tuple(
-        Partition(folder / f"{kind}-{j:04}.safetensors", len(indices), described) for j, indices in enumerate(parts)
-    )
+def _read_rows(
+    sources: Iterable[RowSource], parts: Iterable[Sequence[Indices]], names: Sequence[str] | None, folder: Path
+) -> tuple[tuple[Column, ...], list[UnfinishedPartition], list[dict[str, str]]]:
+    """Write the rows of each source to its partitions: the columns, the files, and hashes of the columns."""
+    columns: tuple[Column, ...] = ()
+    files: list[UnfinishedPartition] = []
+    digests = []
+    for source, indices in zip(sources, parts, strict=True):
+        scatter = None
+        for start, block in source.blocks(names, columns):
+            columns = columns or row_columns(block)
+            if scatter is None:
+                own = [
+                    UnfinishedPartition(folder / f".{len(files) + j}", len(i), columns) for j, i in enumerate(indices)
+                ]
+                scatter = RowScatter(own, indices)
+                files += own
+            scatter.write(start, block)
+        assert scatter is not None, "find_rows refuses a source without rows"
+        digests.append(scatter.digests())
+    return columns, files, digests
 
 
 def _inspect_all(paths: Sequence[PathLike], what: str) -> tuple[Partition, ...]:

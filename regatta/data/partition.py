@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import find_format
+from regatta.data.formats import dtype_name, find_format
 from regatta.errors import DataError
 
 
@@ -32,6 +33,11 @@ class Partition:
     path: Path
     rows: int | None
     columns: tuple[Column, ...]
+
+
+def row_columns(arrays: Mapping[str, npt.NDArray[np.generic]]) -> tuple[Column, ...]:
+    """The columns that a partition with these arrays has."""
+    return tuple(Column(label, dtype_name(array.dtype), array.shape[1:]) for label, array in arrays.items())
 
 
 def inspect(path: str | os.PathLike[str]) -> Partition:

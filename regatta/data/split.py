@@ -8,8 +8,44 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Real
 
+import numpy as np
+
 from regatta.data.order import Indices, permutation
 from regatta.errors import DataError
+from regatta.format import brief
+
+# An object of its own: the same number, given by a caller, is another object.
+EVAL_FRACTION = float("0.2")
+
+
+def plan_partitions(
+    rows: int,
+    held_out_rows: int | None,
+    partitions: int,
+    eval_fraction: float,
+    eval_partitions: int | None,
+    seed: int,
+    proportions: Sequence[float] | None,
+) -> tuple[list[Indices], list[Indices]]:
+    """Row numbers of all partitions. Those for evaluation are drawn, or count `held_out_rows` that were given."""
+    counts = {"partitions": (partitions, 1), "eval_partitions": (eval_partitions or 0, 0), "seed": (seed, 0)}
+    for what, (count, least) in counts.items():
+        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < least:
+            raise DataError(f"{what} is {brief(count)}; it must be a whole number from {least}.")
+    shares = [1.0] * partitions if proportions is None else list(proportions)
+    if held_out_rows is None:
+        return split_rows(rows, partitions, eval_fraction, eval_partitions, seed, shares)
+    if eval_fraction is not EVAL_FRACTION and eval_fraction != 0:
+        raise DataError(
+            f"eval_fraction is {brief(eval_fraction)}, but eval is given as well.",
+            hint="Leave out eval_fraction to evaluate on eval, or eval to draw rows from the training data.",
+        )
+    if held_out_rows == 0:
+        raise DataError("eval has no rows.", hint="Leave it out, to draw rows from the training data.")
+    count = min(partitions, held_out_rows) if eval_partitions is None else eval_partitions
+    sizes = apportion(held_out_rows, count, [1.0] * count, "evaluation")
+    training, _ = split_rows(rows, partitions, 0.0, None, seed, shares)
+    return training, _cut(np.arange(held_out_rows), sizes)
 
 
 def split_rows(
@@ -22,7 +58,7 @@ def split_rows(
 ) -> tuple[list[Indices], list[Indices]]:
     """Row numbers of the training and of the evaluation partitions, shuffled once."""
     if rows == 0:
-        raise DataError("The arrays have no rows.")
+        raise DataError("The training data has no rows.")
     held_out = evaluation_rows(rows, eval_fraction)
     if eval_partitions is None:
         eval_partitions = min(partitions, held_out)

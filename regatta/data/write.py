@@ -56,14 +56,22 @@ def write_partition(partition: Partition, arrays: Mapping[str, npt.NDArray[np.ge
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    noted = json.dumps({"columns": list(arrays), "dataset": fingerprint})
     try:
         with replacing(partition.path, durable_name=False) as written:
-            save_file(dict(arrays), written, metadata={safetensors.METADATA_KEY: noted})
+            save_file(dict(arrays), written, metadata=file_metadata(list(arrays), fingerprint))
             written.chmod(0o644)
     except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"This partition could not be written: {error}.",
-            place=str(partition.path),
-            hint="Free some space, or pass another directory.",
-        ) from error
+        raise not_written(partition.path, error) from error
+
+
+def file_metadata(columns: list[str], fingerprint: str) -> dict[str, str]:
+    """What the header of a partition notes: the order of its columns, and the data set that it belongs to."""
+    return {safetensors.METADATA_KEY: json.dumps({"columns": columns, "dataset": fingerprint})}
+
+
+def not_written(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"This partition could not be written: {error}.",
+        place=str(path),
+        hint="Free some space, or pass another directory.",
+    )

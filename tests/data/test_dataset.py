@@ -118,6 +118,52 @@ def test_digits(tmp_path: Path) -> None:
 # --- where the files lie, and that they are written once
 
 
+def test_a_test_split_is_used_as_it_is(tmp_path: Path) -> None:
+    (x, y), (xt, yt) = arrays(), (np.full((10, 3), 7, np.float32), np.arange(10))
+    data = Dataset.from_arrays(x, y, partitions=4, eval=(xt, yt), seed=3, directory=tmp_path)
+    data.check()
+    assert [part.rows for part in data.train] == [10] * 4, "no row is drawn"
+    assert [part.rows for part in data.eval] == [3, 3, 2, 2]
+    assert np.array_equal(column(data.eval, 0), xt) and np.array_equal(column(data.eval, 1), yt)
+    alone = Dataset.from_arrays(x, y, partitions=4, eval_fraction=0, seed=3, directory=tmp_path / "alone")
+    assert np.array_equal(column(data.train, 1), column(alone.train, 1))
+    fewer = Dataset.from_arrays(x, y, partitions=4, eval=(xt[:2], yt[:2]), directory=tmp_path / "fewer")
+    assert [part.rows for part in fewer.eval] == [1, 1]
+    one = Dataset.from_arrays(
+        x, y, partitions=4, eval=[xt, yt], eval_partitions=1, eval_fraction=0, directory=tmp_path / "one"
+    )
+    assert [part.rows for part in one.eval] == [10]
+
+
+def test_another_test_split_is_another_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (x, y), (xt, yt) = arrays(), arrays(10)
+    first = Dataset.from_arrays(x, y, partitions=2, eval=(xt, yt))
+    before = inodes(first)
+    assert Dataset.from_arrays(x, y, partitions=2, eval={"y": yt, "x": xt}) == first
+    assert inodes(first) == before
+    others = [
+        Dataset.from_arrays(x, y, partitions=2, eval=(xt, yt + 1)),
+        Dataset.from_arrays(x, y, partitions=2, eval=(xt, yt), eval_partitions=1),
+        Dataset.from_arrays(x, y, partitions=2, eval_fraction=0),
+    ]
+    assert len({data.fingerprint for data in (first, *others)}) == 4
+
+
+def test_arrays_in_a_dict_keep_their_names(tmp_path: Path) -> None:
+    x, y = arrays()
+    inputs = {"ids": x, "mask": x > 3}
+    held_out = ({name: array[:5] for name, array in inputs.items()}, y[:5])
+    data = Dataset.from_arrays(inputs, y, partitions=2, eval=held_out, directory=tmp_path)
+    assert [column.name for column in data.columns] == ["ids", "mask", "y"]
+    assert np.array_equal(column(data.train, 0) > 3, column(data.train, 1))
+    assert np.array_equal(column(data.eval, 0), x[:5])
+    with pytest.raises(DataError, match="different ones"):
+        Dataset.from_arrays({"y": x}, y, partitions=2, directory=tmp_path)
+    with pytest.raises(DataError, match="non-empty"):
+        Dataset.from_arrays({3: x}, y, partitions=2, directory=tmp_path)  # type: ignore[dict-item]
+
+
 def inodes(data: Dataset) -> list[int]:
     return [part.path.stat().st_ino for part in data.train + data.eval]
 
@@ -277,6 +323,21 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
         ({"proportions": [0, 0, 0, 0]}, "greater than 0"),
         ({"x": np.zeros((39, 3))}, "different numbers of rows: {'x': 39, 'y': 40}"),
         ({"x": np.zeros((0, 3)), "y": []}, "no rows"),
+        ({"x": {}, "y": {}}, "There is no array"),
+        ({"eval": {}}, "eval cannot be used. There is no array"),
+        ({"eval": arrays(), "eval_fraction": 0.5}, "eval_fraction is 0.5, but eval is given as well"),
+        ({"eval": arrays(), "eval_fraction": float("0.2")}, "eval_fraction is 0.2, but eval is given as well"),
+        ({"eval": arrays(), "eval_partitions": 0}, "number of evaluation partitions is 0"),
+        ({"eval": arrays(0)}, "eval has no rows"),
+        ({"eval": arrays()[0]}, "eval is a ndarray of shape (40, 3)"),
+        ({"eval": arrays()[:1]}, "eval has the arrays ['x']; the training data has ['x', 'y']"),
+        ({"eval": {"x": arrays()[0], "z": arrays()[1]}}, "eval has the arrays ['x', 'z']"),
+        ({"eval": (arrays()[0], arrays(39)[1])}, "eval cannot be used. The arrays have different numbers of rows"),
+        (
+            {"eval": (np.zeros((9, 4), "f4"), np.arange(9))},
+            "A row of eval is x: float32[4]; a row of the training data",
+        ),
+        ({"eval": (np.zeros((9, 3)), np.arange(9))}, "A row of eval is x: float64[3]; a row of the training data"),
         ({"x": 3.0}, "'x' is a single value"),
         ({"x": [[1, 2], [3]]}, "not an array"),
         ({"x": ["word"] * 40}, "'x' has the dtype <U4"),
@@ -439,6 +500,8 @@ def test_data_needs_no_framework(tmp_path: Path) -> None:
         "import sys, numpy as np\nfrom regatta.data import Dataset, read_partition\n"
         "data = Dataset.from_arrays(np.zeros((9, 2)), np.zeros(9), partitions=2, directory=sys.argv[1])\n"
         "read_partition(data.train[0].path)\n"
+        "rows = [(np.zeros(2), 1)] * 9\n"
+        "Dataset.from_torch(rows, partitions=2, directory=sys.argv[1] + '/rows')\n"
         "print([m for m in ('torch', 'sklearn', 'pyarrow', 'regatta.engine') if m in sys.modules])\n"
     )
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -48,6 +48,29 @@ def test_public_methods_have_docstrings() -> None:
     assert len(bare) <= 4, bare
 
 
+def test_the_ways_to_make_a_data_set_are_documented(root: Path, documents: str) -> None:
+    made_by = [
+        name for name, found in vars(regatta.Dataset).items() if isinstance(found, classmethod) and name[0] != "_"
+    ]
+    assert sorted(made_by) == ["by_config", "digits", "from_arrays", "from_paths", "from_torch"]
+    assert [name for name in made_by if f"Dataset.{name}(" not in documents] == []
+    reference = (root / "docs" / "reference.rst").read_text()
+    assert [name for name in made_by if not re.search(rf":members:.*\b{name}\b", reference)] == []
+
+
+def test_the_options_of_from_arrays_and_from_torch_are_the_same() -> None:
+    arrays, rows = (
+        {
+            name: each.default
+            for name, each in inspect.signature(method).parameters.items()
+            if each.kind.name == "KEYWORD_ONLY"
+        }
+        for method in (regatta.Dataset.from_arrays, regatta.Dataset.from_torch)
+    )
+    assert arrays.pop("eval") is None and rows.pop("collate_fn") is None
+    assert arrays == rows
+
+
 def test_a_missing_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="launc"):
         regatta.launc  # noqa: B018

@@ -25,6 +25,7 @@ _DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
     "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
 }  # fmt: skip
+_CODES = {np.dtype(text).name: code for code, text in _DTYPES.items()}
 _broken = partial(broken_file, "This is not a whole safetensors file")
 
 
@@ -35,6 +36,11 @@ class MappedTensor(NamedTuple):
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
     offset: int  # from the start of the file
+
+
+def type_code(dtype: str) -> str:
+    """The format's word for a dtype that NumPy has."""
+    return _CODES[dtype]
 
 
 def inspect(path: Path) -> list[StoredColumn]:
