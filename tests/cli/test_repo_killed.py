@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kill_drill import PromiseLog, read_log
+from processes import soon
 
 from regatta.cli.main import main
 from regatta.repo import Repo
@@ -53,7 +54,10 @@ def test_reported_commits_survive_random_kills(here: Path) -> None:
     luck = random.Random(3)
     for turn in range(5):
         ident = child(lambda turn=turn: add_and_commit(here, turn * 10_000))  # type: ignore[misc]
-        time.sleep(luck.uniform(0.1, 0.5))
+        if turn % 2:  # after the first report of the process; in the other turns, at any moment
+            reported = len(read_log(here / "notes"))
+            assert soon(lambda reported=reported: len(read_log(here / "notes")) > reported)  # type: ignore[misc]
+        time.sleep(luck.uniform(0.0, 0.4))
         os.kill(ident, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(ident, 0)[1]), "it ended by itself"
         with Repo.open(here) as repo:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from crash_drill import run_drill
 from kill_drill import PromiseLog, read_log, snapshot_of
+from processes import soon
 
 from regatta.repo import Repo
 from regatta.testing.store import bits_of
@@ -91,8 +92,8 @@ def commit_until_killed(folder: Path, writer: int) -> None:
 def test_commits_survive_random_kills(memory: Path) -> None:
     luck = random.Random(5)
     Repo.at(memory / "repo").close()
-    for _ in range(6):
-        children = []
+    for turn in range(6):
+        children, reported = [], len(read_log(memory / "notes-0"))
         for writer in (0, 1):
             child = os.fork()
             if not child:
@@ -101,7 +102,9 @@ def test_commits_survive_random_kills(memory: Path) -> None:
                 finally:
                     os._exit(1)
             children.append(child)
-        time.sleep(luck.uniform(0.05, 0.5))
+        if turn % 2:  # after the first report of a process; in the other turns, at any moment
+            assert soon(lambda reported=reported: len(read_log(memory / "notes-0")) > reported)  # type: ignore[misc]
+        time.sleep(luck.uniform(0.0, 0.4))
         for child in children:
             os.kill(child, signal.SIGKILL)
         assert all(os.WIFSIGNALED(os.waitpid(child, 0)[1]) for child in children), "a process ended by itself"
