@@ -14,8 +14,7 @@ from regatta.data.order import Indices, permutation
 from regatta.errors import DataError
 from regatta.format import brief
 
-# An object of its own: the same number, given by a caller, is another object.
-EVAL_FRACTION = float("0.2")
+EVAL_FRACTION = 0.2  # of the rows, where no test split is given
 
 
 def plan_partitions(
@@ -35,7 +34,7 @@ def plan_partitions(
     shares = [1.0] * partitions if proportions is None else list(proportions)
     if held_out_rows is None:
         return split_rows(rows, partitions, eval_fraction, eval_partitions, seed, shares)
-    if eval_fraction is not EVAL_FRACTION and eval_fraction != 0:
+    if eval_fraction not in (EVAL_FRACTION, 0):
         raise DataError(
             f"eval_fraction is {brief(eval_fraction)}, but eval is given as well.",
             hint="Leave out eval_fraction to evaluate on eval, or eval to draw rows from the training data.",

@@ -291,14 +291,17 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         Dataset.from_arrays(*arrays(), partitions=2, directory=tmp_path / "file" / "data")
 
 
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "made", ["from_arrays(np.zeros((10000, 8)), np.zeros(10000),", "from_torch([np.zeros(8)] * 10000,"]
+)
+def test_a_full_disk_is_an_error(made: str, tmp_path: Path) -> None:
     """Files larger than a limit that the process sets itself cannot be written, just as on a full disk."""
     code = (
         "import resource, signal, sys, numpy as np\n"
         "from regatta.data import Dataset\nfrom regatta.errors import DataError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "try: Dataset.from_arrays(np.zeros((10000, 8)), np.zeros(10000), partitions=2, directory=sys.argv[1])\n"
+        f"try: Dataset.{made} partitions=2, directory=sys.argv[1])\n"
         "except DataError as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
@@ -326,7 +329,6 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
         ({"x": {}, "y": {}}, "There is no array"),
         ({"eval": {}}, "eval cannot be used. There is no array"),
         ({"eval": arrays(), "eval_fraction": 0.5}, "eval_fraction is 0.5, but eval is given as well"),
-        ({"eval": arrays(), "eval_fraction": float("0.2")}, "eval_fraction is 0.2, but eval is given as well"),
         ({"eval": arrays(), "eval_partitions": 0}, "number of evaluation partitions is 0"),
         ({"eval": arrays(0)}, "eval has no rows"),
         ({"eval": arrays()[0]}, "eval is a ndarray of shape (40, 3)"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -336,18 +334,3 @@ def test_errors_of_the_dataset_are_its_own(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="lost"):
         Dataset.from_torch(Rows(row), partitions=2, directory=tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
-
-
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    """Files larger than a limit that the process sets itself cannot be written, just as on a full disk."""
-    code = (
-        "import resource, signal, sys, numpy as np\n"
-        "from regatta.data import Dataset\nfrom regatta.errors import DataError\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "try: Dataset.from_torch([np.zeros(8)] * 10000, partitions=2, directory=sys.argv[1])\n"
-        "except DataError as error: print(error)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "could not be written" in result.stdout
-    assert list(tmp_path.iterdir()) == []
